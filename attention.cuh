@@ -1,0 +1,101 @@
+// attention.cuh -- each token looks back at the tokens before it: scores, softmax, values, each step in the open.
+//
+//   S = q k^T / sqrt(hs)      P = softmax over j <= t of S[t, j], 0 for j > t      y = P v
+//   dv = P^T dy      dP = dy v^T      dS = P * (dP - sum_j P dP) / sqrt(hs)      dq = dS k      dk = dS^T q
+//
+// Source   Vaswani et al. 2017, arXiv:1706.03762, section 3.2
+// Shapes   qkv (BT, 3C): q | k | v, heads side by side in each; y (BT, C); S, P (B heads T, T); hs = C / heads
+// Formats  q, k, v, y, P, dS in the stored format; S, dP and the softmax in FP32
+// Why      four small products and a softmax that a reader can follow. P costs T times the memory of a head's output;
+//          a fused kernel that never stores it would be tested against this one.
+// Tests    tests/test_attention.cu     Times  bench.cu, bench_attention
+#pragma once
+#include "exp.cuh"
+#include "matmul.cuh"
+
+// P[r, :] = softmax(scale * S[r, 0..t]), then zeros; t = r % T. One warp per row: max, sum, write.
+template <class T>
+__global__ void causal_softmax_forward_kernel(T* p, const float* s, float scale, int rows, int length) {
+    const int r = row_of_warp(), lane = threadIdx.x;
+    if (r >= rows) return;
+    const int visible = r % length + 1;
+    const float* s_r = s + (size_t)r * length;
+    T* p_r = p + (size_t)r * length;
+
+    int top = INT32_MIN;
+    for (int j = lane; j < visible; j += WARP) {
+        int o = ordered(s_r[j]);
+        top = o > top ? o : top;
+    }
+    const float largest = warp_max(from_ordered(top));
+    float sum = 0;
+    for (int j = lane; j < visible; j += WARP) sum += exp_fp32(scale * (s_r[j] - largest));
+    const float inverse = 1.0f / warp_sum(sum);
+    for (int j = lane; j < visible; j += WARP) p_r[j] = round_to<T>(exp_fp32(scale * (s_r[j] - largest)) * inverse);
+    for (int j = visible + lane; j < length; j += WARP) p_r[j] = round_to<T>(0.0f);
+}
+
+// dS[r, :] = P * (dP - sum_j P dP) * scale for j <= t, then zeros. One warp per row.
+template <class T>
+__global__ void causal_softmax_backward_kernel(T* ds, const float* dp, const T* p, float scale, int rows, int length) {
+    const int r = row_of_warp(), lane = threadIdx.x;
+    if (r >= rows) return;
+    const int visible = r % length + 1;
+    const float* dp_r = dp + (size_t)r * length;
+    const T* p_r = p + (size_t)r * length;
+    T* ds_r = ds + (size_t)r * length;
+
+    float sum = 0;
+    for (int j = lane; j < visible; j += WARP) sum += to_float(p_r[j]) * dp_r[j];
+    sum = warp_sum(sum);
+    for (int j = lane; j < visible; j += WARP) ds_r[j] = round_to<T>(to_float(p_r[j]) * (dp_r[j] - sum) * scale);
+    for (int j = visible + lane; j < length; j += WARP) ds_r[j] = round_to<T>(0.0f);
+}
+
+// The views of one attention: head h of example b lies at column h * hs of row b * T.
+template <class T>
+struct Heads {
+    int B, length, heads, hs, C;
+    // Part 0, 1, 2 of a (BT, 3C) buffer, q, k or v, as (B, heads) matrices of (T, hs).
+    Operand part(Tensor<T> qkv, int which) const {
+        return {qkv.data + which * C, format_of<T>, 0, 3 * C, 1, (int64_t)length * 3 * C, hs};
+    }
+    Output<T> part_out(Tensor<T> qkv, int which) const { return {qkv.data + which * C, 3 * C, (int64_t)length * 3 * C, hs}; }
+    Operand merged(Tensor<T> y) const { return {y.data, format_of<T>, 0, C, 1, (int64_t)length * C, hs}; }
+    Output<T> merged_out(Tensor<T> y) const { return {y.data, C, (int64_t)length * C, hs}; }
+    // (B, heads) matrices of (T, T)
+    Operand square(Tensor<T> p) const { return {p.data, format_of<T>, 0, length, 1, (int64_t)heads * length * length, (int64_t)length * length}; }
+    Output<float> square_out(Tensor<float> s) const { return {s.data, length, (int64_t)heads * length * length, (int64_t)length * length}; }
+    float scale() const { return 1.0f / std::sqrt((float)hs); }
+};
+
+template <class T>
+Heads<T> split_heads(Tensor<T> qkv, int length, int heads) {
+    const int C = qkv.cols / 3;
+    ENSURE(C * 3 == qkv.cols && C % heads == 0, "%d columns of qkv do not split into 3 x %d heads", qkv.cols, heads);
+    ENSURE(qkv.rows % length == 0, "%d rows of qkv are not whole examples of %d tokens", qkv.rows, length);
+    return {qkv.rows / length, length, heads, C / heads, C};
+}
+
+// y (BT, C) = softmax(q k^T / sqrt(hs)) v, causal. Keeps p (B heads T, T) for backward; s of that size is scratch.
+template <class T>
+void attention_forward(Tensor<T> y, Tensor<T> p, Tensor<float> s, Tensor<T> qkv, int length, int heads) {
+    Heads<T> h = split_heads(qkv, length, heads);
+    ENSURE(p.size() == (size_t)h.B * heads * length * length && s.size() == p.size(), "p has %zu elements, s %zu", p.size(), s.size());
+    matmul(h.square_out(s), h.part(qkv, 0), h.part(qkv, 1).transposed(), {length, length, h.hs, h.B, heads}); // S = q k^T
+    launch(causal_softmax_forward_kernel<T>, row_blocks(p.rows), row_threads(), p.data, (const float*)s.data, h.scale(), p.rows, length);
+    matmul(h.merged_out(y), h.square(p), h.part(qkv, 2), {length, h.hs, length, h.B, heads}); // y = P v
+}
+
+// dqkv (BT, 3C) = d loss/d qkv from dy (BT, C) and forward's p. dp (FP32) and ds, of p's size, are scratch.
+template <class T>
+void attention_backward(Tensor<T> dqkv, Tensor<T> dy, Tensor<T> p, Tensor<T> qkv, Tensor<float> dp, Tensor<T> ds, int length, int heads) {
+    Heads<T> h = split_heads(qkv, length, heads);
+    ENSURE(dqkv.size() == qkv.size(), "dqkv has %zu elements, qkv %zu", dqkv.size(), qkv.size());
+    matmul(h.part_out(dqkv, 2), h.square(p).transposed(), h.merged(dy), {length, h.hs, length, h.B, heads});      // dv = P^T dy
+    matmul(h.square_out(dp), h.merged(dy), h.part(qkv, 2).transposed(), {length, length, h.hs, h.B, heads});      // dP = dy v^T
+    launch(causal_softmax_backward_kernel<T>, row_blocks(p.rows), row_threads(), ds.data, (const float*)dp.data, (const T*)p.data,
+           h.scale(), p.rows, length);
+    matmul(h.part_out(dqkv, 0), h.square(ds), h.part(qkv, 1), {length, h.hs, length, h.B, heads});                // dq = dS k
+    matmul(h.part_out(dqkv, 1), h.square(ds).transposed(), h.part(qkv, 0), {length, h.hs, length, h.B, heads});   // dk = dS^T q
+}

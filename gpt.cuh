@@ -1,0 +1,375 @@
+// gpt.cuh -- the model: GPT-2's transformer as the list of its equations, forward and backward.
+//
+//   x = wte[token] + wpe[position]
+//   L times:   x += proj(attention(qkv(ln_1(x))));   x += mlp(gelu(fc(ln_2(x))))
+//   logits = ln_f(x) wte^T                           loss = mean over tokens of -log softmax(logits)[next token]
+//
+// Source   Radford et al. 2019 (GPT-2): pre-layernorm, learned positions, biases, the head tied to wte; initialised
+//          N(0, 0.02), the two projections onto the residual stream N(0, 0.02 / sqrt(2L)), biases 0, gains 1
+// Shapes   B examples of T tokens, BT = B*T; C channels, V tokens in the vocabulary
+// Formats  activations and their gradients in the stored format T; see recipes.cuh for the rest
+// Why      activations are declared, and thereby allocated, anew in each forward pass from one arena: any (B, T) that
+//          fits runs without an allocation, and a dry run tells the size before anything is allocated
+// Tests    tests/test_gpt.cu     Times  bench.cu, bench_step
+#pragma once
+#include "adam.cuh"
+#include "attention.cuh"
+#include "crossentropy.cuh"
+#include "embedding.cuh"
+#include "gelu.cuh"
+#include "layernorm.cuh"
+#include "linear.cuh"
+#include "residual.cuh"
+#include "rng.h"
+
+struct Shape {
+    int layers, heads, channels, context, vocab;
+};
+
+// ==== activations: one line per tensor, which names it and allocates it ==============================================
+
+// clang-format off
+template <class T>
+struct BlockActivations {
+    Arena& mem; int BT, C, squares, length; bool fp8;   // squares = B * heads * T rows of attention
+    // needed again by backward
+    Tensor<T>     ln1  {mem, BT, C, "ln_1"};
+    Tensor<float> mean1{mem, BT, 1}, rstd1{mem, BT, 1};
+    Tensor<T>     qkv  {mem, BT, 3 * C, "attn.c_attn"};  // q | k | v, heads side by side
+    Tensor<T>     p    {mem, squares, length, "attn.p"}; // softmax(q k^T / sqrt(hs))
+    Tensor<T>     att  {mem, BT, C, "attn"};             // p v
+    Tensor<T>     mid  {mem, BT, C, "attn residual"};    // x + proj(att)
+    Tensor<T>     ln2  {mem, BT, C, "ln_2"};
+    Tensor<float> mean2{mem, BT, 1}, rstd2{mem, BT, 1};
+    Tensor<T>     fc   {mem, BT, 4 * C, "mlp.c_fc"};
+    Tensor<T>     gelu {mem, BT, 4 * C, "mlp.gelu"};
+    Tensor<T>     out  {mem, BT, C, "mlp residual"};     // mid + mlp(gelu)
+    // FP8 codes of the four Linears' inputs, as forward read them
+    Tensor<uint8_t> ln1_codes{mem, fp8 ? BT : 0, C}, att_codes {mem, fp8 ? BT : 0, C},
+                    ln2_codes{mem, fp8 ? BT : 0, C}, gelu_codes{mem, fp8 ? BT : 0, 4 * C};
+};
+
+// What forward leaves for nobody: shared by all layers.
+template <class T>
+struct ForwardScratch {
+    Arena& mem; int BT, C, squares, length;
+    Tensor<T>     branch{mem, BT, C};            // a branch before it joins the residual stream
+    Tensor<float> scores{mem, squares, length};  // q k^T, and dP in backward
+};
+
+template <class T>
+struct BackwardScratch {
+    Arena& mem; int BT, C, V, squares, length; bool fp8;
+    Tensor<T> logits{mem, BT, V};                // d loss/d logits; each gradient is named after its tensor
+    Tensor<T> residual{mem, BT, C};              // of the residual stream, added to by each branch
+    Tensor<T> ln  {mem, BT, C};
+    Tensor<T> att {mem, BT, C};
+    Tensor<T> qkv {mem, BT, 3 * C};
+    Tensor<T> gelu{mem, BT, 4 * C}, fc = gelu;   // gelu_backward works in place
+    Tensor<T> scores{mem, squares, length};
+    Tensor<uint8_t> codes{mem, fp8 ? BT : 0, 4 * C};
+    Tensor<float> partial{mem, 2 * ceil_div(BT, STRIP), 4 * C};
+};
+
+template <class T>
+struct Activations {
+    int B, length, BT;
+    Tensor<T> embedded;
+    std::vector<BlockActivations<T>> blocks;
+    Tensor<T> lnf;
+    Tensor<float> mean, rstd, logits, loss;
+    ForwardScratch<T> scratch;
+    BackwardScratch<T> d;
+
+    Activations(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool training)
+        : B(B), length(T_), BT(B * T_), embedded(mem, BT, s.channels, "embedding"),
+          blocks(make_blocks(mem, s, B, T_, fp8)),
+          lnf(mem, BT, s.channels, "ln_f"), mean(mem, BT, 1), rstd(mem, BT, 1),
+          logits(mem, BT, s.vocab, "logits"), loss(mem, BT, 1, "loss"),
+          scratch{mem, BT, s.channels, B * s.heads * T_, T_},
+          d{mem, training ? BT : 0, s.channels, s.vocab, training ? B * s.heads * T_ : 0, T_, fp8} {}
+
+    static std::vector<BlockActivations<T>> make_blocks(Arena& mem, const Shape& s, int B, int T_, bool fp8) {
+        std::vector<BlockActivations<T>> blocks;
+        for (mem.layer = 0; mem.layer < s.layers; mem.layer++)
+            blocks.push_back({mem, B * T_, s.channels, B * s.heads * T_, T_, fp8});
+        mem.layer = -1;
+        return blocks;
+    }
+};
+// clang-format on
+
+template <class T>
+size_t activation_bytes(const Shape& s, const Recipe& r, int B, int length, bool training) {
+    Arena dry;
+    Activations<T>(dry, s, B, length, is_fp8(r.input), training);
+    return dry.used;
+}
+
+// ==== parameters =====================================================================================================
+
+// Every weight tensor of the model, in order, without memory: names, shapes and formats. The names are GPT-2's.
+inline std::vector<Parameter> declare_parameters(const Shape& s, const Recipe& r) {
+    std::vector<Parameter> all;
+    auto add = [&](const std::string& name, int rows, int cols, bool matrix, Format f) {
+        Parameter p;
+        p.name = name, p.rows = rows, p.cols = cols, p.matrix = matrix, p.format = f;
+        all.push_back(p);
+    };
+    const int C = s.channels;
+    auto vector = [&](const std::string& name, int n) { add(name, 1, n, false, FP32); };
+    auto linear = [&](const std::string& name, int rows, int cols) {
+        add(name + ".weight", rows, cols, true, r.weight);
+        vector(name + ".bias", rows);
+    };
+    auto layernorm = [&](const std::string& name) { vector(name + ".weight", C), vector(name + ".bias", C); };
+
+    add("wte.weight", s.vocab, C, true, r.stored);
+    add("wpe.weight", s.context, C, true, r.stored);
+    for (int l = 0; l < s.layers; l++) {
+        const std::string h = "h." + std::to_string(l) + ".";
+        layernorm(h + "ln_1");
+        linear(h + "attn.c_attn", 3 * C, C);
+        linear(h + "attn.c_proj", C, C);
+        layernorm(h + "ln_2");
+        linear(h + "mlp.c_fc", 4 * C, C);
+        linear(h + "mlp.c_proj", C, 4 * C);
+    }
+    layernorm("ln_f");
+    return all;
+}
+
+// Bytes by class of tensor.
+struct Memory {
+    size_t masters = 0, moments = 0, gradients = 0, averages = 0, low = 0, activations = 0;
+    size_t total() const { return masters + moments + gradients + averages + low + activations; }
+};
+
+inline Memory memory_needed(const Shape& s, const Recipe& r, int B, int length, bool average) {
+    Memory m;
+    for (const Parameter& p : declare_parameters(s, r)) {
+        Arena one, low;
+        one.take(p.size() * 4);
+        if (p.format != FP32) low.take(p.size() * bytes_of(p.format));
+        m.masters += one.used, m.gradients += one.used, m.moments += 2 * one.used, m.low += low.used;
+        if (average) m.averages += one.used;
+    }
+    m.activations = r.stored == FP32   ? activation_bytes<float>(s, r, B, length, true)
+                    : r.stored == BF16 ? activation_bytes<bf16>(s, r, B, length, true)
+                                       : activation_bytes<fp16>(s, r, B, length, true);
+    return m;
+}
+
+struct Block {
+    LayerNorm ln1, ln2;
+    Linear qkv, proj, fc, mlp;
+};
+
+template <class T>
+struct GPT {
+    Shape shape;
+    Recipe recipe;
+    Memory memory;
+    std::vector<Parameter> parameters;
+    Buffer masters, moments, gradients, averages, low, activations, stats, tokens, partial;
+    Parameter *wte, *wpe;
+    std::vector<Block> blocks;
+    LayerNorm lnf;
+    std::vector<std::pair<std::string, CastSite*>> sites; // every FP8 cast of an input or a gradient, by name
+    Arena arena;
+    std::vector<Activations<T>> now; // of the last forward pass: none or one
+
+    CastStats* weight_stats() const { return (CastStats*)stats.data(); }
+    CastStats* site_stats() const { return weight_stats() + parameters.size(); }
+    Tensor<T> embedding(const Parameter* p) const { return {(T*)p->low, p->rows, p->cols}; }
+
+    // Memory for the model and for training with batches of up to B x length tokens; weights are zero.
+    GPT(const Shape& s, const Recipe& r, int B, int length, bool average = false)
+        : shape(s), recipe(r), memory(memory_needed(s, r, B, length, average)), parameters(declare_parameters(s, r)),
+          masters(memory.masters), moments(memory.moments), gradients(memory.gradients), averages(memory.averages), low(memory.low),
+          activations(memory.activations), stats((parameters.size() + 16 * s.layers + 1) * sizeof(CastStats)),
+          tokens((4 * (size_t)B * length + 1) * sizeof(int)), partial(chunks(memory.gradients / 4) * sizeof(float)), blocks(s.layers) {
+        ENSURE(r.stored == format_of<T>, "recipe %s stores %s, the model is built for %s", r.name, name_of(r.stored), name_of(format_of<T>));
+        ENSURE(s.channels % s.heads == 0, "%d channels do not split into %d heads", s.channels, s.heads);
+        Arena w{(char*)masters.data()}, mv{(char*)moments.data()}, g{(char*)gradients.data()}, a{(char*)averages.data()}, lo{(char*)low.data()};
+        for (size_t i = 0; i < parameters.size(); i++) {
+            Parameter& p = parameters[i];
+            p.master = (float*)w.take(p.size() * 4), p.grad = (float*)g.take(p.size() * 4);
+            p.m = (float*)mv.take(p.size() * 4), p.v = (float*)mv.take(p.size() * 4);
+            if (average) p.average = (float*)a.take(p.size() * 4);
+            p.low = p.format == FP32 ? p.master : lo.take(p.size() * bytes_of(p.format));
+            p.stats = weight_stats() + i;
+        }
+        connect();
+    }
+
+    // The blocks' views of the parameters, which stand in the order of declare_parameters.
+    void connect() {
+        Parameter* next = parameters.data();
+        auto layernorm = [&](LayerNorm& l) {
+            l.gamma = next->weight(), l.dgamma = next->gradient(), next++;
+            l.beta = next->weight(), l.dbeta = next->gradient(), next++;
+        };
+        CastStats* site = site_stats();
+        auto cast_site = [&](CastSite& c, const std::string& name, Format f) {
+            c.format = f, c.stats = site, site += 2;
+            if (is_fp8(f)) sites.push_back({name, &c});
+        };
+        auto linear = [&](Linear& l) {
+            const std::string name = next->name.substr(0, next->name.rfind('.'));
+            l.dw = next->gradient(), next++;
+            l.b = next->weight(), l.db = next->gradient(), next++;
+            cast_site(l.x, name + " input", recipe.input);
+            cast_site(l.dy, name + " gradient", recipe.gradient);
+        };
+        wte = next++, wpe = next++;
+        for (Block& b : blocks) {
+            layernorm(b.ln1), linear(b.qkv), linear(b.proj);
+            layernorm(b.ln2), linear(b.fc), linear(b.mlp);
+        }
+        layernorm(lnf);
+        point_at_weights();
+    }
+
+    // Linears read the low-precision copies with the exponents that they have now.
+    void point_at_weights() {
+        const Parameter* next = wpe + 1;
+        for (Block& b : blocks) {
+            b.qkv.w = next[2].operand(), b.proj.w = next[4].operand();
+            b.fc.w = next[8].operand(), b.mlp.w = next[10].operand();
+            next += 12;
+        }
+    }
+
+    // GPT-2's initialisation: element e of tensor i is number i * 2^40 + e of the stream, whatever the recipe or machine.
+    void initialise(uint32_t seed) {
+        const Rng rng(seed, Stream::weights);
+        for (size_t i = 0; i < parameters.size(); i++) {
+            Parameter& p = parameters[i];
+            const bool onto_residual = p.name.find("c_proj.weight") != std::string::npos;
+            const bool gain = p.name.find("ln_") != std::string::npos && p.name.find(".weight") != std::string::npos;
+            const float std = (float)(onto_residual ? 0.02 / std::sqrt(2.0 * shape.layers) : 0.02);
+            std::vector<float> w(p.size(), gain ? 1.0f : 0.0f);
+            if (p.matrix) {
+#pragma omp parallel for
+                for (long e = 0; e < (long)w.size(); e++) w[e] = std * rng.normal((uint64_t)i << 40 | e);
+            }
+            copy_to_machine(p.master, w.data(), w.size());
+            if (p.average) copy_to_machine(p.average, w.data(), w.size());
+        }
+        round_weights(parameters, weight_stats());
+        point_at_weights();
+    }
+};
+
+// ==== one transformer block ==========================================================================================
+
+// clang-format off
+template <class T>
+void block_forward(BlockActivations<T>& a, Tensor<T> x, Block& w, ForwardScratch<T>& s, int heads, Pass pass) {
+    layernorm_forward(a.ln1, a.mean1, a.rstd1, x, w.ln1);                // (BT, C)
+    linear_forward   (a.qkv, a.ln1, w.qkv, a.ln1_codes, pass);           // (BT, C) @ (3C, C)^T -> (BT, 3C)
+    attention_forward(a.att, a.p, s.scores, a.qkv, a.length, heads);     // (BT, 3C) -> (BT, C)
+    linear_forward   (s.branch, a.att, w.proj, a.att_codes, pass);       // (BT, C) @ (C, C)^T -> (BT, C)
+    residual_forward (a.mid, x, s.branch);                               // mid = x + branch
+
+    layernorm_forward(a.ln2, a.mean2, a.rstd2, a.mid, w.ln2);            // (BT, C)
+    linear_forward   (a.fc, a.ln2, w.fc, a.ln2_codes, pass);             // (BT, C) @ (4C, C)^T -> (BT, 4C)
+    gelu_forward     (a.gelu, a.fc);                                     // (BT, 4C)
+    linear_forward   (s.branch, a.gelu, w.mlp, a.gelu_codes, pass);      // (BT, 4C) @ (C, 4C)^T -> (BT, C)
+    residual_forward (a.out, a.mid, s.branch);                           // out = mid + branch
+}
+
+// The same lines, bottom to top. d.residual is d loss/d out on entry and d loss/d x on return: an addition hands its
+// gradient to both branches unchanged, so each half only adds its branch's share to it.
+template <class T>
+void block_backward(BackwardScratch<T>& d, BlockActivations<T>& a, Tensor<T> x, Block& w, ForwardScratch<T>& s, int heads) {
+    linear_backward   (d.gelu, d.residual, w.mlp, d.codes, d.partial);
+    gelu_backward     (d.fc, d.gelu, a.fc);
+    linear_backward   (d.ln, d.fc, w.fc, d.codes, d.partial);
+    layernorm_backward(d.residual, w.ln2, d.ln, a.mid, a.mean2, a.rstd2, d.partial);      // +=
+
+    linear_backward   (d.att, d.residual, w.proj, d.codes, d.partial);
+    attention_backward(d.qkv, d.att, a.p, a.qkv, s.scores, d.scores, a.length, heads);
+    linear_backward   (d.ln, d.qkv, w.qkv, d.codes, d.partial);
+    layernorm_backward(d.residual, w.ln1, d.ln, x, a.mean1, a.rstd1, d.partial);          // +=
+}
+// clang-format on
+
+// ==== the whole model ================================================================================================
+
+// logits of every position. An evaluation neither keeps what only backward needs nor touches a scale.
+template <class T>
+void gpt_forward(GPT<T>& gpt, const TokenBatch& batch, Pass pass) {
+    gpt.arena = Arena{(char*)gpt.activations.data()};
+    gpt.now.clear();
+    gpt.now.emplace_back(gpt.arena, gpt.shape, batch.B, batch.T, is_fp8(gpt.recipe.input), pass == Pass::train);
+    ENSURE(gpt.arena.used <= gpt.activations.bytes(), "a batch of %d x %d needs %zu bytes of activations, %zu were set aside", batch.B,
+           batch.T, gpt.arena.used, gpt.activations.bytes());
+    Activations<T>& a = gpt.now[0];
+
+    embedding_forward(a.embedded, batch, gpt.embedding(gpt.wte), gpt.embedding(gpt.wpe));
+    Tensor<T> x = a.embedded;
+    for (int l = 0; l < gpt.shape.layers; l++) {
+        block_forward(a.blocks[l], x, gpt.blocks[l], a.scratch, gpt.shape.heads, pass);
+        x = a.blocks[l].out;
+    }
+    layernorm_forward(a.lnf, a.mean, a.rstd, x, gpt.lnf);
+    matmul(output(a.logits), operand(a.lnf), gpt.wte->operand().transposed(), {a.BT, gpt.shape.vocab, gpt.shape.channels});
+}
+
+// The mean loss of the last forward pass, in nats per token; in a training pass also d (dloss * loss)/d logits.
+template <class T>
+double gpt_loss(GPT<T>& gpt, const TokenBatch& batch, float dloss) {
+    Activations<T>& a = gpt.now[0];
+    crossentropy(a.loss, dloss == 0 ? Tensor<T>() : a.d.logits, a.logits, batch.target, dloss / a.BT);
+    std::vector<float> losses(a.BT);
+    copy_to_host(losses.data(), a.loss.data, losses.size());
+    double sum = 0;
+    for (float l : losses) sum += l;
+    return sum / a.BT;
+}
+
+// Every parameter's grad += its share of the loss that gpt_loss differentiated.
+template <class T>
+void gpt_backward(GPT<T>& gpt, const TokenBatch& batch) {
+    Activations<T>& a = gpt.now[0];
+    const int V = gpt.shape.vocab, C = gpt.shape.channels, L = gpt.shape.layers;
+    matmul(output(a.d.ln), operand(a.d.logits), gpt.wte->operand(), {a.BT, C, V});                      // dlogits @ wte
+    matmul_add(output(gpt.wte->gradient()), operand(a.d.logits).transposed(), operand(a.lnf), {V, C, a.BT});
+    fill_zero(a.d.residual.data, a.d.residual.size() * sizeof(T));
+    layernorm_backward(a.d.residual, gpt.lnf, a.d.ln, L ? a.blocks[L - 1].out : a.embedded, a.mean, a.rstd, a.d.partial);
+    for (int l = L - 1; l >= 0; l--)
+        block_backward(a.d, a.blocks[l], l ? a.blocks[l - 1].out : a.embedded, gpt.blocks[l], a.scratch, gpt.shape.heads);
+    embedding_backward(gpt.wte->gradient(), gpt.wpe->gradient(), batch, a.d.residual);
+}
+
+// ==== autopsy ========================================================================================================
+
+// The first tensor that holds a NaN or Inf, in the order of computing: weights, activations forward, gradients backward.
+template <class T>
+std::string first_nonfinite(GPT<T>& gpt) {
+    CastStats* scratch = gpt.site_stats() + 16 * gpt.shape.layers; // the last place: nobody else's
+    auto bad = [&](auto tensor) {
+        fill_zero(scratch, sizeof(CastStats));
+        measure(scratch, tensor);
+        CastStats seen;
+        copy_to_host(&seen, scratch, 1);
+        return seen.nan + seen.inf > 0;
+    };
+    for (const Parameter& p : gpt.parameters)
+        if (bad(p.weight())) return "weight " + p.name;
+    for (const Arena::Piece& a : gpt.arena.pieces) {
+        bool is_bad = a.element_bytes == 4 ? bad(Tensor<float>((float*)a.data, 1, a.elements)) : bad(Tensor<T>((T*)a.data, 1, a.elements));
+        if (is_bad) return "activation " + (a.layer < 0 ? "" : "h." + std::to_string(a.layer) + ".") + a.name;
+    }
+    for (auto p = gpt.parameters.rbegin(); p != gpt.parameters.rend(); ++p)
+        if (bad(p->gradient())) return "gradient of " + p->name;
+    for (auto& [name, site] : gpt.sites)
+        if (site->stats) {
+            CastStats seen;
+            copy_to_host(&seen, site->stats, 1);
+            if (seen.nan + seen.inf > 0) return "cast of " + name;
+        }
+    return "nothing (each tensor is finite now)";
+}

@@ -1,0 +1,122 @@
+// onednn.h -- matrix products on the CPU, by the library that PyTorch uses there. No other file mentions it.
+//
+//   c[b] = a[b] (M, K) @ b[b] (K, N)  [+ bias]  [+ c[b]]      for every b of outer x inner batches
+//
+// Source   oneDNN's matmul primitive; its C++ API of versions 2.x and 3.x
+// Formats  a, b both FP32 or both BF16; c FP32 or BF16; bias FP32; FP32 accumulators
+// Why      primitives are generated for a shape: the first product of a shape costs milliseconds, so they are kept.
+//          Transposes and heads are strides, never copies. BF16 is used only where the processor has BF16 dot
+//          products: elsewhere version 2.6 refuses it (AVX2) or is three times slower than FP32 (AVX-512 without them).
+// Tests    tests/test_matmul.cu     Times  bench.cu, bench_matmul
+#pragma once
+#include <map>
+#include <unordered_map>
+#if __has_include(<oneapi/dnnl/dnnl.hpp>)
+#include <oneapi/dnnl/dnnl.hpp>
+#else
+#include <dnnl.hpp>
+#endif
+#include "recipes.cuh"
+
+// The shape of a product: where element (outer, inner, row, column) of each matrix lies, in elements.
+struct Strides {
+    int64_t outer, inner, row, col;
+};
+struct ProductShape {
+    int64_t outer, inner, M, N, K;
+    Strides a, b, c;
+    Format ab_format, c_format;
+    bool has_bias, accumulate;
+    bool operator<(const ProductShape& s) const { return key() < s.key(); }
+    std::vector<int64_t> key() const {
+        return {outer, inner, M, N, K, a.outer, a.inner, a.row, a.col, b.outer, b.inner, b.row, b.col,
+                c.outer, c.inner, c.row, c.col, ab_format, c_format, has_bias, accumulate};
+    }
+};
+
+class OneDnn {
+    struct Product {
+        dnnl::memory a, b, bias, c;
+        dnnl::matmul primitive;
+        std::unordered_map<int, dnnl::memory> args;
+    };
+    dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+    dnnl::stream stream{engine};
+    std::map<ProductShape, Product> products;
+
+    static dnnl::memory::data_type type_of(Format f) {
+        ENSURE(f == FP32 || f == BF16, "oneDNN gets FP32 or BF16, not %s", name_of(f));
+        return f == FP32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
+    }
+
+    static dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const dnnl::memory::desc& a, const dnnl::memory::desc& b,
+                                                 const dnnl::memory::desc& bias, const dnnl::memory::desc& c,
+                                                 const dnnl::primitive_attr& attributes, bool has_bias) {
+#if DNNL_VERSION_MAJOR >= 3
+        if (has_bias) return {engine, a, b, bias, c, attributes};
+        return {engine, a, b, c, attributes};
+#else
+        if (has_bias) return {dnnl::matmul::desc(a, b, bias, c), attributes, engine};
+        return {dnnl::matmul::desc(a, b, c), attributes, engine};
+#endif
+    }
+
+    Product make(const ProductShape& s) const {
+        using dims = dnnl::memory::dims;
+        bool batched = s.outer * s.inner > 1; // oneDNN's plain 2-D product is faster than a batch of one
+        auto desc = [&](Format f, int64_t rows, int64_t cols, Strides t) {
+            return batched ? dnnl::memory::desc(dims{s.outer, s.inner, rows, cols}, type_of(f), dims{t.outer, t.inner, t.row, t.col})
+                           : dnnl::memory::desc(dims{rows, cols}, type_of(f), dims{t.row, t.col});
+        };
+        auto a = desc(s.ab_format, s.M, s.K, s.a), b = desc(s.ab_format, s.K, s.N, s.b), c = desc(s.c_format, s.M, s.N, s.c);
+        auto bias = dnnl::memory::desc(batched ? dims{1, 1, 1, s.N} : dims{1, s.N}, dnnl::memory::data_type::f32,
+                                       batched ? dims{s.N, s.N, s.N, 1} : dims{s.N, 1});
+        dnnl::primitive_attr attributes;
+        if (s.accumulate) {
+            dnnl::post_ops add;
+            add.append_sum(1.0f);
+            attributes.set_post_ops(add);
+        }
+        Product p = {dnnl::memory(a, engine, nullptr), dnnl::memory(b, engine, nullptr), dnnl::memory(bias, engine, nullptr),
+                     dnnl::memory(c, engine, nullptr),
+                     dnnl::matmul(describe(engine, a, b, bias, c, attributes, s.has_bias)),
+                     {}};
+        p.args = {{DNNL_ARG_SRC, p.a}, {DNNL_ARG_WEIGHTS, p.b}, {DNNL_ARG_DST, p.c}};
+        if (s.has_bias) p.args.insert({DNNL_ARG_BIAS, p.bias});
+        return p;
+    }
+
+  public:
+    static OneDnn& library() {
+        static OneDnn instance;
+        return instance;
+    }
+
+    // Whether this processor multiplies BF16 natively (AVX512-BF16, AMX).
+    static bool native_bf16() {
+        static const bool native = [] {
+            if (getenv("FEWBITS_NO_NATIVE_BF16")) return false; // to test the other path on a processor that has it
+            int isa = (int)dnnl::get_effective_cpu_isa(), bf16_isa = (int)dnnl::cpu_isa::avx512_core_bf16;
+            return (isa & bf16_isa) == bf16_isa;
+        }();
+        return native;
+    }
+    static std::string version() {
+        const dnnl_version_t* v = dnnl_version();
+        return format("oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+    }
+
+    void multiply(void* c, const void* a, const void* b, const float* bias, const ProductShape& shape) {
+        try {
+            auto found = products.find(shape);
+            if (found == products.end()) found = products.emplace(shape, make(shape)).first;
+            Product& p = found->second;
+            p.a.set_data_handle((void*)a), p.b.set_data_handle((void*)b), p.c.set_data_handle(c);
+            if (bias) p.bias.set_data_handle((void*)bias);
+            p.primitive.execute(stream, p.args);
+            stream.wait();
+        } catch (const dnnl::error& e) {
+            throw Error(1, format("oneDNN: %s in a product of M=%ld N=%ld K=%ld", e.what(), (long)shape.M, (long)shape.N, (long)shape.K));
+        }
+    }
+};
