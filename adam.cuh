@@ -120,6 +120,15 @@ inline void update_average(std::vector<Parameter>& parameters, float decay) {
         launch(average_kernel<float>, chunks(p.size()), BLOCK, p.average, (const float*)p.master, decay, p.size());
 }
 
+template <class T>
+__global__ void swap_kernel(T* a, T* b, size_t n) {
+    Chunk chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) {
+        T a_i = a[i];
+        a[i] = b[i], b[i] = a_i;
+    }
+}
+
 // ==== the norm of all gradients ======================================================================================
 
 // partial[block] = sum over CHUNK elements of (g * scale)^2

@@ -82,6 +82,7 @@ template <class T>
 void attention_forward(Tensor<T> y, Tensor<T> p, Tensor<float> s, Tensor<T> qkv, int length, int heads) {
     Heads<T> h = split_heads(qkv, length, heads);
     ENSURE(p.size() == (size_t)h.B * heads * length * length && s.size() == p.size(), "p has %zu elements, s %zu", p.size(), s.size());
+    ENSURE(y.rows == qkv.rows && y.cols == h.C, "y is (%d,%d), qkv is (%d,%d)", y.rows, y.cols, qkv.rows, qkv.cols);
     matmul(h.square_out(s), h.part(qkv, 0), h.part(qkv, 1).transposed(), {length, length, h.hs, h.B, heads}); // S = q k^T
     launch(causal_softmax_forward_kernel<T>, row_blocks(p.rows), row_threads(), p.data, (const float*)s.data, h.scale(), p.rows, length);
     matmul(h.merged_out(y), h.square(p), h.part(qkv, 2), {length, h.hs, length, h.B, heads}); // y = P v
@@ -92,6 +93,9 @@ template <class T>
 void attention_backward(Tensor<T> dqkv, Tensor<T> dy, Tensor<T> p, Tensor<T> qkv, Tensor<float> dp, Tensor<T> ds, int length, int heads) {
     Heads<T> h = split_heads(qkv, length, heads);
     ENSURE(dqkv.size() == qkv.size(), "dqkv has %zu elements, qkv %zu", dqkv.size(), qkv.size());
+    ENSURE(dy.rows == qkv.rows && dy.cols == h.C, "dy is (%d,%d), qkv is (%d,%d)", dy.rows, dy.cols, qkv.rows, qkv.cols);
+    ENSURE(p.size() == (size_t)h.B * heads * length * length && dp.size() == p.size() && ds.size() == p.size(),
+           "p has %zu elements, dp %zu, ds %zu", p.size(), dp.size(), ds.size());
     matmul(h.part_out(dqkv, 2), h.square(p).transposed(), h.merged(dy), {length, h.hs, length, h.B, heads});      // dv = P^T dy
     matmul(h.square_out(dp), h.merged(dy), h.part(qkv, 2).transposed(), {length, length, h.hs, h.B, heads});      // dP = dy v^T
     launch(causal_softmax_backward_kernel<T>, row_blocks(p.rows), row_threads(), ds.data, (const float*)dp.data, (const T*)p.data,

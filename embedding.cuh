@@ -55,7 +55,7 @@ __global__ void embedding_forward_kernel(T* x, const int* token, const T* wte, c
 template <class T>
 void embedding_forward(Tensor<T> x, const TokenBatch& batch, Tensor<T> wte, Tensor<T> wpe) {
     ENSURE(x.rows == batch.B * batch.T && x.cols == wte.cols, "x is (%d,%d), expected (%d,%d)", x.rows, x.cols, batch.B * batch.T, wte.cols);
-    ENSURE(batch.T <= wpe.rows, "%d positions in the batch, %d in wpe", batch.T, wpe.rows);
+    ENSURE(batch.T <= wpe.rows && wpe.cols == wte.cols, "%d positions in the batch, wpe is (%d,%d)", batch.T, wpe.rows, wpe.cols);
     launch(embedding_forward_kernel<T>, row_blocks(x.rows), row_threads(), x.data, batch.token, (const T*)wte.data,
            (const T*)wpe.data, x.rows, batch.T, x.cols);
 }
@@ -88,6 +88,7 @@ __global__ void embedding_backward_positions_kernel(float* dwpe, const T* dx, in
 template <class T>
 void embedding_backward(Tensor<float> dwte, Tensor<float> dwpe, const TokenBatch& batch, Tensor<T> dx) {
     ENSURE(dx.rows == batch.B * batch.T && dx.cols == dwte.cols, "dx is (%d,%d), expected (%d,%d)", dx.rows, dx.cols, batch.B * batch.T, dwte.cols);
+    ENSURE(batch.T <= dwpe.rows && dwpe.cols == dwte.cols, "%d positions in the batch, dwpe is (%d,%d)", batch.T, dwpe.rows, dwpe.cols);
     launch(embedding_backward_tokens_kernel<T>, row_blocks(batch.distinct), row_threads(), dwte.data, batch.token, batch.position,
            batch.start, (const T*)dx.data, batch.distinct, dx.cols);
     launch(embedding_backward_positions_kernel<T>, row_blocks(batch.T), row_threads(), dwpe.data, (const T*)dx.data, batch.B, batch.T, dx.cols);

@@ -38,7 +38,7 @@ __host__ __device__ inline float exp_fp32(float x) {
 __host__ __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fp32(-x)); }
 
 // The order of floats as the order of integers: monotone, -NaN < -Inf < ... < Inf < NaN. A maximum of integers
-// vectorises, and unlike fmaxf it does not lose a NaN.
+// vectorises, and it keeps a positive NaN, which fmaxf would lose.
 __host__ __device__ inline int ordered(float x) {
     int i = bits_as<int>(x);
     return i ^ (i >> 31 & 0x7FFFFFFF);

@@ -241,6 +241,14 @@ struct GPT {
         }
     }
 
+    // Masters and averages change places, to evaluate with the averages; a second call undoes the first exactly.
+    void swap_average() {
+        ENSURE(averages.bytes() == masters.bytes(), "no averages are kept");
+        launch(swap_kernel<float>, chunks(masters.bytes() / 4), BLOCK, (float*)masters.data(), (float*)averages.data(), masters.bytes() / 4);
+        round_weights(parameters, weight_stats());
+        point_at_weights();
+    }
+
     // GPT-2's initialisation: element e of tensor i is number i * 2^40 + e of the stream, whatever the recipe or machine.
     void initialise(uint32_t seed) {
         const Rng rng(seed, Stream::weights);
@@ -261,6 +269,22 @@ struct GPT {
         point_at_weights();
     }
 };
+
+// The step's statistics of all FP8 casts, summed: each site decides its next scale, and counting starts anew.
+template <class T>
+CastStats end_step_of_casts(GPT<T>& gpt) {
+    CastStats total = {};
+    if (gpt.sites.empty()) return total;
+    std::vector<CastStats> seen(16 * gpt.shape.layers);
+    copy_to_host(seen.data(), gpt.site_stats(), seen.size());
+    fill_zero(gpt.site_stats(), seen.size() * sizeof(CastStats));
+    for (auto& [name, site] : gpt.sites) {
+        const CastStats& s = seen[site->stats - gpt.site_stats()];
+        site->end_step(s);
+        total.nan += s.nan, total.inf += s.inf, total.saturated += s.saturated;
+    }
+    return total;
+}
 
 // ==== one transformer block ==========================================================================================
 

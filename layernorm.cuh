@@ -52,6 +52,7 @@ template <class T>
 void layernorm_forward(Tensor<T> y, Tensor<float> mean, Tensor<float> rstd, Tensor<T> x, const LayerNorm& w) {
     ENSURE(y.rows == x.rows && y.cols == x.cols, "y is (%d,%d), x is (%d,%d)", y.rows, y.cols, x.rows, x.cols);
     ENSURE(w.gamma.cols == x.cols, "gamma has %d channels, x has %d", w.gamma.cols, x.cols);
+    ENSURE(mean.rows == x.rows && rstd.rows == x.rows, "%d means and %d rstds for %d rows of x", mean.rows, rstd.rows, x.rows);
     launch(layernorm_forward_kernel<T>, row_blocks(x.rows), row_threads(), y.data, mean.data, rstd.data, (const T*)x.data,
            (const float*)w.gamma.data, (const float*)w.beta.data, x.rows, x.cols);
 }
@@ -108,6 +109,8 @@ void layernorm_backward(Tensor<T> dx, const LayerNorm& w, Tensor<T> dy, Tensor<T
                         Tensor<float> partial) {
     ENSURE(dx.rows == x.rows && dx.cols == x.cols, "dx is (%d,%d), x is (%d,%d)", dx.rows, dx.cols, x.rows, x.cols);
     ENSURE(dy.rows == x.rows && dy.cols == x.cols, "dy is (%d,%d), x is (%d,%d)", dy.rows, dy.cols, x.rows, x.cols);
+    ENSURE(w.gamma.cols == x.cols, "gamma has %d channels, x has %d", w.gamma.cols, x.cols);
+    ENSURE(mean.rows == x.rows && rstd.rows == x.rows, "%d means and %d rstds for %d rows of x", mean.rows, rstd.rows, x.rows);
     const size_t half = partial_floats(x.rows, x.cols);
     ENSURE(partial.size() >= 2 * half, "scratch of %zu floats, %zu needed", partial.size(), 2 * half);
     launch(layernorm_backward_input_kernel<T>, row_blocks(x.rows), row_threads(), dx.data, (const T*)dy.data, (const T*)x.data,

@@ -178,3 +178,14 @@ void matmul(Output<T> c, Operand a, Operand b, Sizes s, const float* bias = null
 }
 // c += a b, for weight gradients: c is FP32
 inline void matmul_add(Output<float> c, Operand a, Operand b, Sizes s) { multiply(c, a, b, s, (const float*)nullptr, true); }
+
+// The machine, its matrix products, and which formats they read natively.
+inline std::string describe_machine() {
+#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
+    return machine_name() + "; products by a plain tiled kernel with FP32 arithmetic";
+#else
+    return machine_name() + "; products by " + OneDnn::version() +
+           (OneDnn::native_bf16() ? ": BF16 natively, FP8 decoded to BF16 (exact), FP16 decoded to FP32"
+                                  : ": this processor has no BF16 dot product: all formats decoded to FP32");
+#endif
+}

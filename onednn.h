@@ -43,6 +43,7 @@ class OneDnn {
     dnnl::engine engine{dnnl::engine::kind::cpu, 0};
     dnnl::stream stream{engine};
     std::map<ProductShape, Product> products;
+    static inline bool native_bf16_allowed = true;
 
     static dnnl::memory::data_type type_of(Format f) {
         ENSURE(f == FP32 || f == BF16, "oneDNN gets FP32 or BF16, not %s", name_of(f));
@@ -92,15 +93,16 @@ class OneDnn {
         return instance;
     }
 
-    // Whether this processor multiplies BF16 natively (AVX512-BF16, AMX).
+    // Whether BF16 operands are multiplied as BF16: this processor does so natively (AVX512-BF16, AMX), and it may.
     static bool native_bf16() {
         static const bool native = [] {
-            if (getenv("FEWBITS_NO_NATIVE_BF16")) return false; // to test the other path on a processor that has it
             int isa = (int)dnnl::get_effective_cpu_isa(), bf16_isa = (int)dnnl::cpu_isa::avx512_core_bf16;
             return (isa & bf16_isa) == bf16_isa;
         }();
-        return native;
+        return native && native_bf16_allowed;
     }
+    // false: widen BF16 to FP32, as a processor without BF16 products must. So its path can be tested on one that has them.
+    static void allow_native_bf16(bool allowed) { native_bf16_allowed = allowed; }
     static std::string version() {
         const dnnl_version_t* v = dnnl_version();
         return format("oneDNN %d.%d.%d", v->major, v->minor, v->patch);

@@ -67,7 +67,7 @@ inline std::vector<std::string> tick_labels(const std::vector<double>& marks) {
 
 constexpr Colour PALETTE[] = {0x0072B2, 0xD55E00, 0x009E73, 0xCC79A7, 0xE69F00, 0x56B4E9, 0x7F7F7F};
 constexpr Colour AXIS = 0x8C8C8C, GRID = 0xE8E8E8;
-constexpr double TITLE = 23, LABEL = 18, MARGIN = 32, GAP = 16, SWATCH = 44; // pixels; of text, the height of capitals
+constexpr double TITLE = 23, LABEL = 18, PLOT_MARGIN = 32, GAP = 16, SWATCH = 44; // pixels; of text, the height of capitals
 constexpr double LEGEND_ROW = 2.2 * LABEL;
 
 // A direction of the chart: the values lo .. hi stand at the pixels first .. last.
@@ -79,7 +79,7 @@ struct Axis {
 };
 
 // Where everything is: the axes, the colour of each series, and the place in the legend of each that has a name.
-struct Layout {
+struct PlotArea {
     Axis x, y;
     std::vector<Colour> colours;
     std::vector<Point> legend;
@@ -96,7 +96,7 @@ inline Axis axis_over(const std::vector<double>& values, double more) {
     return {*lo - room, *hi + room};
 }
 
-inline Layout lay_out(const Chart& chart) {
+inline PlotArea lay_out(const Chart& chart) {
     ENSURE(chart.width >= 400 && chart.height >= 300, "%d x %d pixels are too few", chart.width, chart.height);
     std::vector<double> xs, ys;
     for (const Series& s : chart.series) {
@@ -104,7 +104,7 @@ inline Layout lay_out(const Chart& chart) {
         for (size_t i = 0; i < s.x.size(); i++)
             if (drawable(s.x[i], s.y[i])) xs.push_back(s.x[i]), ys.push_back(s.y[i]);
     }
-    Layout layout{axis_over(xs, 0.015), axis_over(ys, 0.04), {}, {}};
+    PlotArea layout{axis_over(xs, 0.015), axis_over(ys, 0.04), {}, {}};
     Axis &x = layout.x, &y = layout.y;
     if (std::isfinite(chart.y_low)) y.lo = chart.y_low;
     if (std::isfinite(chart.y_high)) y.hi = chart.y_high;
@@ -114,10 +114,10 @@ inline Layout lay_out(const Chart& chart) {
 
     double widest = 0;
     for (const std::string& label : y.labels) widest = std::max(widest, Text(label, LABEL).length);
-    double left = MARGIN + (chart.y_label.empty() ? 0 : 2.3 * LABEL) + widest + GAP, right = chart.width - 1.5 * MARGIN;
+    double left = PLOT_MARGIN + (chart.y_label.empty() ? 0 : 2.3 * LABEL) + widest + GAP, right = chart.width - 1.5 * PLOT_MARGIN;
 
     // The legend: from left to right, in as many rows as it takes.
-    double top = MARGIN + (chart.title.empty() ? 0 : TITLE + GAP), next = left;
+    double top = PLOT_MARGIN + (chart.title.empty() ? 0 : TITLE + GAP), next = left;
     int colour = 0, named = 0;
     for (const Series& s : chart.series) {
         colour = s.colour >= 0 ? s.colour : colour;
@@ -129,7 +129,7 @@ inline Layout lay_out(const Chart& chart) {
     }
     top += (named ? LEGEND_ROW : 0) + GAP / 2;
 
-    double below = MARGIN + LABEL + GAP + (chart.x_label.empty() ? 0 : LABEL + GAP);
+    double below = PLOT_MARGIN + LABEL + GAP + (chart.x_label.empty() ? 0 : LABEL + GAP);
     x.first = std::round(left), x.last = std::round(right);
     y.first = std::round(chart.height - below), y.last = std::round(top); // pixels count downwards
     return layout;
@@ -153,12 +153,12 @@ inline void draw_grid_and_labels(Canvas& canvas, const Chart& chart, const Axis&
         write_text(canvas, x.labels[i], {x.pixel(x.marks[i]), y.first + GAP + LABEL}, 0.5, LABEL, width / x.marks.size());
     for (size_t i = 0; i < y.marks.size(); i++)
         write_text(canvas, y.labels[i], {x.first - GAP, y.pixel(y.marks[i]) + LABEL / 2}, 1, LABEL, width);
-    write_text(canvas, chart.title, {x.first, MARGIN + TITLE}, 0, TITLE, width);
-    write_text(canvas, chart.x_label, {x.first + width / 2, canvas.height - MARGIN}, 0.5, LABEL, width);
-    write_text(canvas, chart.y_label, {MARGIN + LABEL, y.last + height / 2}, 0.5, LABEL, height, {0, -1}); // upwards
+    write_text(canvas, chart.title, {x.first, PLOT_MARGIN + TITLE}, 0, TITLE, width);
+    write_text(canvas, chart.x_label, {x.first + width / 2, canvas.height - PLOT_MARGIN}, 0.5, LABEL, width);
+    write_text(canvas, chart.y_label, {PLOT_MARGIN + LABEL, y.last + height / 2}, 0.5, LABEL, height, {0, -1}); // upwards
 }
 
-inline void draw_series(Canvas& canvas, const Series& series, const Layout& at, Colour colour, Point legend) {
+inline void draw_series(Canvas& canvas, const Series& series, const PlotArea& at, Colour colour, Point legend) {
     std::vector<Path> lines(1), dots;
     for (size_t i = 0; i <= series.x.size(); i++) {
         if (i < series.x.size() && drawable(series.x[i], series.y[i])) {
@@ -182,7 +182,7 @@ inline void draw_series(Canvas& canvas, const Series& series, const Layout& at, 
 
 // Draws the chart and writes it to `path`, whole or not at all. Refuses a path that cannot be written.
 inline void save_chart(const std::string& path, const Chart& chart) {
-    Layout layout = lay_out(chart);
+    PlotArea layout = lay_out(chart);
     Canvas canvas(chart.width, chart.height);
     draw_grid_and_labels(canvas, chart, layout.x, layout.y);
     for (bool faint : {true, false}) // the faint ones first: they lie under the others

@@ -101,7 +101,7 @@ __global__ void quantise_kernel(Q* q, CastStats* stats, const T* x, float scale,
         float value = to_float(x[i]), scaled = value * scale;
         q[i] = saturate_to<Q>(scaled);
         count_value(s, value);
-        s.saturated += (fabsf(scaled) > largest) & (fabsf(scaled) < HUGE_VALF) ? 1u : 0u;
+        s.saturated += (fabsf(scaled) > largest) & (fabsf(value) < HUGE_VALF) ? 1u : 0u;
     }
     publish(stats, s);
 }

@@ -231,10 +231,10 @@ TEST_CASE("plot: title, labels and legend leave ink, each in its place") {
     Chart chart;
     chart.series = {{"", {0, 1}, {0, 1}}};
     Image bare = picture_of(chart);
-    Box left_of_ticks{0, 0, MARGIN - 4, 800}, under_ticks{0, 800 - MARGIN + 8, 1280, 800};
+    Box left_of_ticks{0, 0, PLOT_MARGIN - 4, 800}, under_ticks{0, 800 - PLOT_MARGIN + 8, 1280, 800};
     CHECK(ink(bare, left_of_ticks) == 0);
     CHECK(ink(bare, under_ticks) == 0);
-    CHECK(ink(bare, {0, 0, 1280, MARGIN}) == 0);
+    CHECK(ink(bare, {0, 0, 1280, PLOT_MARGIN}) == 0);
 
     chart.title = "Title";
     chart.x_label = "steps (g)"; // a g reaches below the base line
@@ -242,14 +242,14 @@ TEST_CASE("plot: title, labels and legend leave ink, each in its place") {
     chart.series[0].name = "a series";
     Image full = picture_of(chart);
     Box frame = frame_of(chart);
-    CHECK(find(full, INK, {frame.left, MARGIN - 3, frame.left + 200, MARGIN + TITLE + 3}).count > 100);
-    CHECK(find(full, INK, {600, 800 - MARGIN - LABEL, 800, 800 - MARGIN + 8}).count > 100);
-    Found y_label = find(full, INK, {0, 0, MARGIN + LABEL + 6, 800});
+    CHECK(find(full, INK, {frame.left, PLOT_MARGIN - 3, frame.left + 200, PLOT_MARGIN + TITLE + 3}).count > 100);
+    CHECK(find(full, INK, {600, 800 - PLOT_MARGIN - LABEL, 800, 800 - PLOT_MARGIN + 8}).count > 100);
+    Found y_label = find(full, INK, {0, 0, PLOT_MARGIN + LABEL + 6, 800});
     CHECK(y_label.count > 50);
     CHECK(y_label.bottom - y_label.top > 2 * (y_label.right - y_label.left)); // it is written upwards
     CHECK(near(y_label.middle(), (frame.top + frame.bottom) / 2, 4));
 
-    Box legend{0, MARGIN + TITLE + 8, 1280, frame.top};
+    Box legend{0, PLOT_MARGIN + TITLE + 8, 1280, frame.top};
     CHECK(find(full, PALETTE[0], legend).count > 100); // the swatch
     CHECK(find(full, INK, legend).count > 100);        // the name
     CHECK(near(find(full, PALETTE[0], legend).middle(), lay_out(chart).legend[0].y, 1));

@@ -1,0 +1,106 @@
+# make            build ./train_gpt for the best machine found (the CPU where no GPU answers)
+# make train      set up, build, train the default model on the built-in stories in about a minute, sample, draw the curves
+# make test       set up, build, run every test; compile the CUDA build where nvcc exists; ends with 'N passed, N failed'
+# make compare    train with all four recipes on the same data and draw their curves in one picture
+# make bench      every kernel and the whole step against the limits of this machine, measured in the same run
+# make cuda       the nvcc build                     make asan     the tests under ASan and UBSan, on the CPU
+# make format     clang-format                       make clean    remove what was built
+# MACHINE=cpu or MACHINE=cuda chooses for you. sh scripts/setup.sh installs what is missing.
+
+NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+MACHINE ?= $(if $(and $(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
+BUILD := build/$(MACHINE)
+
+# ---- the CPU: any C++17 compiler with OpenMP ----
+ifeq ($(origin CXX),default)
+CXX := $(firstword $(foreach c,g++ clang++,$(shell command -v $(c) 2>/dev/null)) g++)
+endif
+BREW := $(shell brew --prefix 2>/dev/null)
+accepts = $(shell echo | $(CXX) $(1) -x c++ -fsyntax-only - 2>/dev/null && echo $(1))
+WARNINGS := -Wall -Wextra -Werror
+# No -ffast-math: finding NaN and Inf is this program's job. Sums may be reordered, which is what vectorises them.
+OPTIMISE := -O3 $(or $(call accepts,-march=native),$(call accepts,-mcpu=native)) $(call accepts,-mprefer-vector-width=512) \
+            -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros
+OPENMP := $(or $(call accepts,-fopenmp),-Xpreprocessor -fopenmp)
+INCLUDES := -I. $(if $(BREW),-I$(BREW)/include -I$(BREW)/opt/libomp/include) $(addprefix -I,$(wildcard /usr/local/cuda/include))
+LIBRARIES := $(if $(BREW),-L$(BREW)/lib -L$(BREW)/opt/libomp/lib -lomp) -ldnnl
+
+# ---- CUDA: the GPU that answers, or with ARCHES a list such as "75 80 86 89 90a 120" ----
+CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+ARCHES ?= $(or $(subst 90,90a,$(CAPABILITY)),90a)
+GENCODE := $(foreach a,$(ARCHES),-gencode arch=compute_$(a),code=sm_$(a))
+
+ifeq ($(MACHINE),cuda)
+COMPILE = $(NVCC) -x cu -std=c++17 -O3 $(GENCODE) --threads 2 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp -I. -MMD -MP
+LINK = $(NVCC) $(GENCODE) -Xcompiler -fopenmp
+LIBRARIES :=
+else ifeq ($(MACHINE),asan)
+COMPILE = $(CXX) -x c++ -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(WARNINGS) $(OPENMP) $(INCLUDES) -MMD -MP
+LINK = $(CXX) $(OPENMP) -fsanitize=address,undefined
+else
+COMPILE = $(CXX) -x c++ -std=c++17 $(OPTIMISE) $(WARNINGS) $(OPENMP) $(INCLUDES) -MMD -MP
+LINK = $(CXX) $(OPENMP)
+endif
+
+TESTS := $(patsubst tests/%.cu,$(BUILD)/tests/%.o,$(wildcard tests/*.cu))
+
+.PHONY: all setup train compare test bench cuda asan format clean programs
+all: train_gpt
+
+# What was built for another processor or with other flags is built again.
+FLAGS := $(COMPILE) $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
+$(BUILD)/flags: FORCE
+	@mkdir -p $(BUILD)/tests
+	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
+FORCE:
+
+$(BUILD)/%.o: %.cu $(BUILD)/flags
+	$(COMPILE) -c $< -o $@
+$(BUILD)/tests/%.o: tests/%.cu $(BUILD)/flags
+	$(COMPILE) -Itests -c $< -o $@
+
+$(BUILD)/train_gpt $(BUILD)/bench: $(BUILD)/%: $(BUILD)/%.o
+	$(LINK) $< $(LIBRARIES) -o $@
+$(BUILD)/run_tests: $(TESTS)
+	$(LINK) $(TESTS) $(LIBRARIES) -o $@
+-include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d)
+
+train_gpt: $(BUILD)/train_gpt
+	@ln -sf $< $@
+	@echo "built ./train_gpt for $(MACHINE)$(if $(filter cuda,$(MACHINE)), ($(ARCHES)))"
+.PHONY: train_gpt
+
+programs: $(BUILD)/train_gpt $(BUILD)/run_tests
+
+setup:
+	@CXX="$(filter-out default,$(CXX))" sh scripts/setup.sh
+
+# After setup a new make looks at the machine again: the compiler may have come with it.
+train: setup
+	@$(MAKE) --no-print-directory train_gpt
+	./train_gpt
+
+compare: setup
+	@$(MAKE) --no-print-directory train_gpt
+	./train_gpt --compare --out out/compare
+
+test: setup
+	@sh scripts/test.sh "$(MAKE)"
+
+bench: setup
+	@$(MAKE) --no-print-directory $(BUILD)/bench
+	$(BUILD)/bench
+
+cuda:
+	@test -n "$(NVCC)" || { echo "no nvcc here: the CUDA build needs the CUDA toolkit"; exit 1; }
+	@$(MAKE) --no-print-directory MACHINE=cuda build/cuda/train_gpt
+
+asan: setup
+	@$(MAKE) --no-print-directory MACHINE=asan programs
+	FEWBITS_PROGRAM=build/asan/train_gpt build/asan/run_tests
+
+format:
+	clang-format -i *.h *.cuh *.cu data/*.h tests/*.h tests/*.cu
+
+clean:
+	rm -rf build train_gpt

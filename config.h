@@ -1,0 +1,133 @@
+// config.h -- every option of ./train_gpt, once: its name, its default, its meaning and what values it may have.
+//
+//   each_option(config, option) visits them; the same visit parses the command line, prints --help and writes config.json
+//
+// Units    learning rates per step; warmup, eval-every, loss-scale-window in optimizer steps; context and tokens in tokens
+// Why      a list of options that is kept twice drifts apart; this one is kept once
+// Tests    tests/test_config.cu, tests/test_train_gpt.cu
+#pragma once
+#include <CLI/CLI.hpp>
+#include "gpt.cuh"
+
+struct Config {
+    std::string recipe = "bf16";
+    bool compare = false;
+
+    std::string data, val_data;
+    int vocab = 0;
+
+    int layers = 4, heads = 4, channels = 128, context = 144;
+
+    int batch = 16, accumulate = 1, steps = 1000;
+    double lr = 2e-3, min_lr = 2e-4;
+    int warmup = 50;
+    double beta1 = 0.9, beta2 = 0.99, weight_decay = 0.1, clip = 1, ema = 0;
+    std::string loss_scale = "auto";
+    int loss_scale_window = 2000;
+    int64_t seed = 1;
+
+    int eval_every = 100, eval_batches = 10;
+    std::string out = "out";
+    std::string sample;
+    int tokens = 400;
+    double temperature = 0.8;
+
+    bool formats = false, machine = false;
+};
+
+// option(name, field, what it is, smallest, largest); text options and flags have no bounds.
+template <class F>
+void each_option(Config& c, F option) {
+    const int most = 1 << 30;
+    option("--recipe", c.recipe, "number formats: fp32, bf16, fp16 or fp8");
+    option("--compare", c.compare, "train with all four recipes on the same data, and draw their losses in one picture");
+    option("--data", c.data, "a text file (read as bytes), an llm.c .bin shard, or a nanoGPT .bin with --vocab; default: built-in stories");
+    option("--val-data", c.val_data, "validation data of the same kind; default: the last 10 % of --data");
+    option("--vocab", c.vocab, "tokens in the vocabulary; 0: what the data says", 0, most);
+    option("--layers", c.layers, "transformer blocks", 1, 1000);
+    option("--heads", c.heads, "attention heads", 1, 1 << 12);
+    option("--channels", c.channels, "width of the residual stream, a multiple of --heads", 1, 1 << 16);
+    option("--context", c.context, "tokens that the model sees at once", 1, 1 << 20);
+    option("--batch", c.batch, "examples in a micro-batch", 1, 1 << 20);
+    option("--accumulate", c.accumulate, "micro-batches in an optimizer step", 1, 1 << 20);
+    option("--steps", c.steps, "optimizer steps", 0, most);
+    option("--lr", c.lr, "peak learning rate", 0, 1e3);
+    option("--min-lr", c.min_lr, "learning rate at the end of the cosine", 0, 1e3);
+    option("--warmup", c.warmup, "steps of linear warmup", 0, most);
+    option("--beta1", c.beta1, "AdamW: decay of the mean of gradients", 0, 0.999999);
+    option("--beta2", c.beta2, "AdamW: decay of the mean of squared gradients", 0, 0.999999);
+    option("--weight-decay", c.weight_decay, "AdamW: decay of matrices, per unit of learning rate", 0, 1e3);
+    option("--clip", c.clip, "largest global gradient norm; 0: no clipping", 0, 1e30);
+    option("--ema", c.ema, "decay of an average of the weights, evaluated beside them; 0: none", 0, 0.9999999);
+    option("--loss-scale", c.loss_scale, "none, dynamic, a number, or auto: dynamic for fp16, none for the others");
+    option("--loss-scale-window", c.loss_scale_window, "good steps in a row after which a dynamic loss scale doubles", 1, most);
+    option("--seed", c.seed, "of the initial weights, the batches and the sample", 0, (int64_t)UINT32_MAX);
+    option("--eval-every", c.eval_every, "steps between evaluations; 0: never", 0, most);
+    option("--eval-batches", c.eval_batches, "batches of an evaluation; 0: never", 0, most);
+    option("--out", c.out, "folder for log.jsonl, loss.png and config.json");
+    option("--sample", c.sample, "text that the final sample continues");
+    option("--tokens", c.tokens, "length of the final sample; 0: no sample", 0, 1 << 20);
+    option("--temperature", c.temperature, "of the final sample; 0: always the most likely token", 0, 100);
+    option("--formats", c.formats, "print the number formats' facts, computed from the code, and stop");
+    option("--machine", c.machine, "print what this program would run on, and stop");
+}
+
+// Why `text` is not a number within [low, high], or nothing.
+inline std::string complaint(const std::string& text, bool whole, double low, double high) {
+    char* end;
+    const double x = std::strtod(text.c_str(), &end);
+    if (!text.empty() && *end == '\0' && x >= low && x <= high && (!whole || x == std::floor(x))) return "";
+    return format("'%s' is not a %s from %.10g to %.10g", text.c_str(), whole ? "whole number" : "number", low, high);
+}
+
+// The command line as a Config. --help prints and exits; anything wrong is one line that names it, and status 2.
+inline Config parse_options(int argc, char** argv) {
+    Config c;
+    CLI::App app("fewbits: trains a small GPT from scratch in FP32, BF16, FP16 or FP8");
+    app.set_help_flag("--help,-h", "print this and stop");
+    app.option_defaults()->always_capture_default();
+    each_option(c, [&](const char* name, auto& field, const char* what, auto... bounds) {
+        if constexpr (std::is_same_v<decltype(field), bool&>) app.add_flag(name, field, what);
+        else {
+            auto* o = app.add_option(name, field, what);
+            if constexpr (sizeof...(bounds) == 2) {
+                constexpr bool whole = std::is_integral_v<std::decay_t<decltype(field)>>;
+                const std::pair<double, double> range(bounds...);
+                o->check([range](const std::string& text) { return complaint(text, whole, range.first, range.second); }, "");
+            }
+        }
+    });
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+        printf("%s", app.help().c_str());
+        exit(0);
+    } catch (const CLI::ParseError& e) {
+        std::string message = e.what();
+        for (char& ch : message)
+            if (ch == '\n') ch = ' ';
+        refuse("%s (see --help)", message.c_str());
+    }
+    recipe_named(c.recipe);
+    if (c.channels % c.heads) refuse("--channels %d is not a multiple of --heads %d", c.channels, c.heads);
+    if (c.min_lr > c.lr) refuse("--min-lr %g is above --lr %g", c.min_lr, c.lr);
+    return c;
+}
+
+// --loss-scale as a LossScale.
+inline LossScale loss_scale_of(const Config& c, const Recipe& r) {
+    if (c.loss_scale == "none" || (c.loss_scale == "auto" && !r.loss_scaling)) return LossScale::fixed(1);
+    if (c.loss_scale == "dynamic" || c.loss_scale == "auto") return LossScale::dynamic(c.loss_scale_window);
+    char* end;
+    float value = std::strtof(c.loss_scale.c_str(), &end);
+    if (*end || c.loss_scale.empty() || !(value > 0) || !std::isfinite(value))
+        refuse("--loss-scale %s: expected none, dynamic, auto or a positive number", c.loss_scale.c_str());
+    return LossScale::fixed(value);
+}
+
+// The learning rate of applied step t = 0, 1, ...: linear warmup, then a cosine from lr down to min_lr.
+inline float learning_rate(const Config& c, int t) {
+    if (t < c.warmup) return (float)(c.lr * (t + 1) / c.warmup);
+    double done = c.steps > c.warmup ? std::min(1.0, (double)(t - c.warmup) / (c.steps - c.warmup)) : 1;
+    return (float)(c.min_lr + 0.5 * (1 + std::cos(3.141592653589793 * done)) * (c.lr - c.min_lr));
+}

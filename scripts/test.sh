@@ -1,0 +1,51 @@
+#!/bin/sh
+# test.sh -- `make test`: every test on the CPU, and that the CUDA build compiles; ends with 'N passed, N failed'.
+#
+# Usage    sh scripts/test.sh [make]
+# Status   0 when nothing failed
+set -u
+make=${1:-make}
+passed=0 failed=0
+
+# add LOG: adds the counts of the last line 'N passed, N failed' of a test program; none is a failure.
+add() {
+    counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$1" | tail -n 1)
+    if [ -z "$counts" ]; then
+        echo "no result from $1"
+        failed=$((failed + 1))
+    else
+        passed=$((passed + ${counts% *})) failed=$((failed + ${counts#* }))
+    fi
+}
+
+mkdir -p build
+if $make --no-print-directory MACHINE=cpu programs; then
+    FEWBITS_PROGRAM=build/cpu/train_gpt build/cpu/run_tests >build/cpu/tests.log 2>&1
+    cat build/cpu/tests.log
+    add build/cpu/tests.log
+else
+    echo "the CPU build failed"
+    failed=$((failed + 1))
+fi
+
+# One compilation for every architecture that this toolkit knows: sm_75 to sm_120.
+nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+if [ -n "$nvcc" ]; then
+    known=$($nvcc --list-gpu-code)
+    arches=
+    for a in 75 80 86 89 90a 120; do
+        case "$known" in *sm_${a%a}*) arches="$arches $a" ;; esac
+    done
+    if $make --no-print-directory MACHINE=cuda ARCHES="$arches" build/cuda/train_gpt; then
+        echo "the CUDA build compiles for$arches, without a warning"
+        passed=$((passed + 1))
+    else
+        echo "the CUDA build failed"
+        failed=$((failed + 1))
+    fi
+else
+    echo "no nvcc here: the CUDA build was not compiled"
+fi
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]

@@ -1,0 +1,339 @@
+// train_gpt.cu -- the program: train a GPT, watch it, sample from it. Start reading here, at main, or at train_step.
+//
+//   train_step   micro-batches -> finite? -> unscale and clip -> AdamW on the FP32 masters -> round -> average
+//   evaluate     mean loss on the validation windows            answer_accuracy   sums that the model never saw
+//   generate     one token after the other                      train             the loop, the log, the pictures
+//
+// Formats  --recipe chooses a row of recipes.cuh at run time; one binary holds all four
+// Tests    tests/test_train_gpt.cu
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+#include "config.h"
+#include "data.h"
+#include "plot.h"
+
+using Json = nlohmann::ordered_json;
+
+// ==== one optimizer step =============================================================================================
+
+struct Progress {
+    int applied = 0;        // updates made: AdamW's t, and what the learning rate follows
+    uint64_t attempts = 0;  // batches drawn: also those whose step was dropped
+    int skipped = 0, skipped_in_a_row = 0;
+    unsigned saturated = 0; // FP8 casts past the format's largest, all steps
+};
+
+struct StepResult {
+    double loss, norm;
+    float lr, loss_scale;
+    bool skipped;
+    unsigned saturated;
+};
+
+template <class T>
+StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens& tokens, const Config& c) {
+    // 1. Gradients of `scale * loss`, summed in FP32 over the micro-batches. The scale lifts small gradients into FP16's
+    //    range; in the other recipes it stays 1.
+    StepResult r = {0, 0, learning_rate(c, at.applied), scale.value, false, 0};
+    fill_zero(gpt.gradients.data(), gpt.gradients.bytes());
+    for (int micro = 0; micro < c.accumulate; micro++) {
+        Batch batch = train_batch(tokens, c.batch, c.context, (uint32_t)c.seed, at.attempts, micro, c.accumulate);
+        TokenBatch on_machine = upload_batch((int*)gpt.tokens.data(), batch.x, batch.y, batch.B, batch.T, gpt.shape.vocab);
+        gpt_forward(gpt, on_machine, Pass::train);
+        r.loss += gpt_loss(gpt, on_machine, scale.value / c.accumulate) / c.accumulate;
+        gpt_backward(gpt, on_machine);
+    }
+    at.attempts++;
+
+    // 2. Is everything finite? The FP32 gradients, and what the saturating FP8 casts saw. If not, nothing moves: no
+    //    weight, no moment, no t, no learning rate, no average; only the loss scale is halved.
+    CastStats casts = end_step_of_casts(gpt);
+    r.norm = global_norm((float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale.value, (float*)gpt.partial.data());
+    r.saturated = casts.saturated;
+    if (!std::isfinite(r.loss) || !std::isfinite(r.norm) || casts.nan || casts.inf) {
+        scale.overflowed();
+        at.skipped++, at.skipped_in_a_row++;
+        r.skipped = true;
+        return r;
+    }
+
+    // 3. AdamW moves the FP32 masters and rounds them to what the products read. Clipping comes after unscaling: the norm
+    //    above is that of the true gradients.
+    const double clip = c.clip > 0 && r.norm > c.clip ? c.clip / r.norm : 1;
+    AdamW adam;
+    adam.lr = r.lr, adam.beta1 = (float)c.beta1, adam.beta2 = (float)c.beta2, adam.weight_decay = (float)c.weight_decay;
+    adam.grad_scale = (float)(clip / scale.value);
+    adam.set_step(++at.applied);
+    adamw_update(gpt.parameters, gpt.weight_stats(), adam);
+    gpt.point_at_weights();
+    if (c.ema > 0) update_average(gpt.parameters, (float)c.ema);
+
+    scale.succeeded();
+    at.skipped_in_a_row = 0, at.saturated += casts.saturated;
+    return r;
+}
+
+// ==== looking at the model ===========================================================================================
+
+// Mean loss over fixed windows of the split, in nats per token: the same windows at every call and for every recipe.
+template <class T>
+double evaluate(GPT<T>& gpt, const Tokens& tokens, const Config& c) {
+    double loss = 0;
+    for (int i = 0; i < c.eval_batches; i++) {
+        Batch batch = validation_batch(tokens, c.batch, c.context, i, c.eval_batches);
+        TokenBatch on_machine = upload_batch((int*)gpt.tokens.data(), batch.x, batch.y, batch.B, batch.T, gpt.shape.vocab);
+        gpt_forward(gpt, on_machine, Pass::evaluate);
+        loss += gpt_loss(gpt, on_machine, 0) / c.eval_batches;
+    }
+    return loss;
+}
+
+// The logits that follow each text: one forward pass over rows padded to the context, read at each row's last token.
+// Texts are cut to their last `context` tokens; what stands after a token cannot change its logits.
+template <class T>
+std::vector<std::vector<float>> next_logits(GPT<T>& gpt, const std::vector<std::vector<int>>& texts, int context) {
+    const int B = (int)texts.size(), V = gpt.shape.vocab;
+    std::vector<int> x((size_t)B * context, 0), last(B);
+    for (int b = 0; b < B; b++) {
+        const int n = (int)std::min<size_t>(texts[b].size(), context);
+        std::copy(texts[b].end() - n, texts[b].end(), x.begin() + (size_t)b * context);
+        last[b] = b * context + n - 1;
+    }
+    gpt_forward(gpt, upload_batch((int*)gpt.tokens.data(), x, x, B, context, V), Pass::evaluate);
+    std::vector<std::vector<float>> logits(B, std::vector<float>(V));
+    for (int b = 0; b < B; b++) copy_to_host(logits[b].data(), gpt.now[0].logits.data + (size_t)last[b] * V, V);
+    return logits;
+}
+
+// A token drawn from softmax(logits / temperature), by a uniform number u; the most likely one at temperature 0.
+inline int draw(const std::vector<float>& logits, double temperature, float u) {
+    const int best = int(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    if (temperature == 0) return best;
+    std::vector<double> p(logits.size());
+    double sum = 0;
+    for (size_t v = 0; v < p.size(); v++) sum += p[v] = std::exp((logits[v] - logits[best]) / temperature);
+    double left = u * sum;
+    for (size_t v = 0; v < p.size(); v++)
+        if ((left -= p[v]) < 0) return (int)v;
+    return best;
+}
+
+// `count` tokens that continue `text`; the same for the same seed.
+template <class T>
+std::vector<int> generate(GPT<T>& gpt, std::vector<int> text, int count, double temperature, const Config& c) {
+    const Rng rng((uint32_t)c.seed, Stream::sampling);
+    const size_t given = text.size();
+    for (int i = 0; i < count; i++) text.push_back(draw(next_logits(gpt, {text}, c.context)[0], temperature, rng.uniform(i)));
+    return {text.begin() + given, text.end()};
+}
+
+// The share of held-out questions whose answer the model gives exactly, byte for byte, decoding greedily.
+template <class T>
+double answer_accuracy(GPT<T>& gpt, const std::vector<Question>& questions, const Config& c) {
+    int right = 0;
+    for (size_t first = 0; first < questions.size(); first += c.batch) {
+        const size_t count = std::min<size_t>(c.batch, questions.size() - first);
+        std::vector<std::vector<int>> texts(count);
+        std::vector<std::string> said(count);
+        size_t longest = 0;
+        for (size_t b = 0; b < count; b++) {
+            const std::string prompt = "\n" + questions[first + b].prompt; // a story starts after the last one's end
+            texts[b].assign(prompt.begin(), prompt.end());
+            longest = std::max(longest, questions[first + b].answer.size());
+        }
+        for (size_t i = 0; i < longest; i++) {
+            auto logits = next_logits(gpt, texts, c.context);
+            for (size_t b = 0; b < count; b++) texts[b].push_back(draw(logits[b], 0, 0)), said[b] += (char)texts[b].back();
+        }
+        for (size_t b = 0; b < count; b++) right += said[b].compare(0, questions[first + b].answer.size(), questions[first + b].answer) == 0;
+    }
+    return (double)right / questions.size();
+}
+
+// Bytes as a terminal may show them; tokens of another vocabulary as numbers.
+inline std::string printable(const std::vector<int>& tokens, bool bytes) {
+    std::string text;
+    for (int t : tokens) {
+        if (!bytes) text += std::to_string(t) + " ";
+        else if (t == '\n' || t == '\t' || (t >= 32 && t != 127)) text += (char)t;
+        else text += format("\\x%02X", t);
+    }
+    return text;
+}
+
+// ==== what a person sees =============================================================================================
+
+inline double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Bytes by class of tensor, for every recipe.
+inline void print_memory(const Shape& s, const Config& c) {
+    printf("memory in MiB       masters   moments  gradients   weights  averages  activations    total\n");
+    for (const Recipe& r : RECIPES) {
+        const Memory m = memory_needed(s, r, c.batch, c.context, c.ema > 0);
+        auto mib = [](size_t bytes) { return bytes / 1048576.0; };
+        printf("  %-4s %s %14.2f %9.2f %10.2f %9.2f %9.2f %12.2f %8.2f\n", r.name, r.name == c.recipe ? "<-" : "  ", mib(m.masters),
+               mib(m.moments), mib(m.gradients), mib(m.low), mib(m.averages), mib(m.activations), mib(m.total()));
+    }
+}
+
+inline void draw_losses(const std::string& path, const std::string& title, const std::vector<std::pair<std::string, Json>>& runs) {
+    Chart chart;
+    chart.title = title, chart.x_label = "optimizer step", chart.y_label = "loss (nats per token)";
+    int colour = 0;
+    for (auto& [name, log] : runs) {
+        Series raw, smooth, validation;
+        for (const Json& line : log) {
+            if (line.contains("val_loss")) validation.x.push_back(line["step"]), validation.y.push_back(line["val_loss"].is_null() ? NAN : (double)line["val_loss"]);
+            else if (line.contains("loss") && !line["skipped"]) raw.x.push_back(line["step"]), raw.y.push_back(line["loss"].is_null() ? NAN : (double)line["loss"]);
+        }
+        smooth = raw;
+        smooth.y = moving_average(raw.y, std::max(1, (int)raw.y.size() / 50));
+        raw.faint = true, raw.colour = smooth.colour = colour++;
+        validation.colour = runs.size() == 1 ? colour++ : smooth.colour;
+        if (runs.size() == 1) smooth.name = "training, smoothed", validation.name = "validation", chart.series.push_back(raw);
+        else smooth.name = name;
+        chart.series.push_back(smooth);
+        if (runs.size() == 1 && !validation.x.empty()) chart.series.push_back(validation);
+    }
+    save_chart(path, chart);
+}
+
+// ==== a run ==========================================================================================================
+
+// Trains with one recipe and returns the log: what is also in OUT/log.jsonl, a line per step and per evaluation.
+template <class T>
+Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data& data) {
+    std::filesystem::path out(c.out);
+    std::error_code error;
+    std::filesystem::create_directories(out, error);
+    std::ofstream log_file(out / "log.jsonl");
+    if (!log_file) refuse("--out %s: cannot write %s", c.out.c_str(), (out / "log.jsonl").c_str());
+    Config options = c;
+    Json config;
+    each_option(options, [&](const char* name, auto& field, const char*, auto...) { config[name + 2] = field; });
+    std::ofstream(out / "config.json") << config.dump(2) << "\n";
+
+    Json log = Json::array();
+    auto write = [&](const Json& line) {
+        log.push_back(line);
+        log_file << line.dump() << std::endl;
+        if (!log_file) throw Error(1, format("cannot write %s: is the disk full?", (out / "log.jsonl").c_str()));
+    };
+
+    GPT<T> gpt(shape, recipe, c.batch, c.context, c.ema > 0);
+    gpt.initialise((uint32_t)c.seed);
+    LossScale scale = loss_scale_of(c, recipe);
+    Progress at;
+    const bool terminal = isatty(1);
+    const double begin = seconds_now();
+    double shown = begin, spent = 0; // in steps alone
+    std::string first_bad;
+
+    auto look = [&] {
+        if (!c.eval_every || !c.eval_batches) return;
+        Json line = {{"step", at.applied}, {"val_loss", evaluate(gpt, data.validation, c)}};
+        if (c.ema > 0) {
+            gpt.swap_average();
+            line["val_loss_ema"] = evaluate(gpt, data.validation, c);
+            gpt.swap_average();
+        }
+        write(line);
+        printf("%sstep %5d/%d | validation loss %.4f\n", terminal ? "\r\033[K" : "", at.applied, c.steps, line["val_loss"].is_null() ? NAN : (double)line["val_loss"]);
+        fflush(stdout);
+    };
+
+    look();
+    while (at.applied < c.steps) {
+        const double start = seconds_now();
+        const StepResult r = train_step(gpt, scale, at, data.train, c);
+        const double now = seconds_now();
+        spent += now - start;
+        const double rate = (double)c.accumulate * c.batch * c.context / (now - start);
+        Json line = {{"step", at.applied + r.skipped}, {"loss", r.loss}, {"grad_norm", r.norm}, {"lr", r.lr}, {"loss_scale", r.loss_scale},
+                     {"skipped", r.skipped}, {"tokens_per_second", rate}, {"seconds", now - begin}};
+        if (is_fp8(recipe.input)) line["saturated"] = r.saturated;
+        if (r.skipped) {
+            std::string bad = first_nonfinite(gpt);
+            if (at.skipped_in_a_row == 1) first_bad = format("%s, at step %d", bad.c_str(), at.applied + 1);
+            line["first_bad"] = bad;
+        }
+        write(line);
+        const bool evaluation_due = c.eval_every && !r.skipped && (at.applied % c.eval_every == 0 || at.applied == c.steps);
+        if (now - shown > (terminal ? 0.2 : 2) || evaluation_due || at.applied == c.steps) {
+            shown = now;
+            printf("%sstep %5d/%d | %s | loss %.4f | norm %.3f | lr %.2e | loss scale %g | skipped %d | %.0f tok/s | %.0f s left%s", terminal ? "\r\033[K" : "",
+                   at.applied, c.steps, recipe.name, r.loss, r.norm, r.lr, scale.value, at.skipped, rate,
+                   spent / at.attempts * (c.steps - at.applied), terminal ? "" : "\n");
+            fflush(stdout);
+        }
+        if (at.skipped_in_a_row >= 8)
+            throw Error(1, format("stopped at step %d: 8 steps in a row were not finite; the first tensor that went bad was %s (loss scale now %g)",
+                                  at.applied + 1, first_bad.c_str(), scale.value));
+        if (evaluation_due) look();
+    }
+    if (terminal) printf("\n");
+    if (is_fp8(recipe.input)) printf("FP8 casts that saturated, in all steps: %u\n", at.saturated);
+
+    if (!data.questions.empty() && c.eval_batches) {
+        const double accuracy = answer_accuracy(gpt, data.questions, c);
+        write({{"step", at.applied}, {"answer_accuracy", accuracy}, {"questions", data.questions.size()}});
+        printf("answer accuracy: %.1f %% of %zu held-out questions\n", 100 * accuracy, data.questions.size());
+    }
+    if (c.tokens > 0) {
+        const bool bytes = shape.vocab == 256;
+        const std::string prompt = c.sample.empty() ? "\n" : c.sample;
+        std::vector<int> text(bytes ? prompt.size() : 1, 0);
+        if (bytes) std::transform(prompt.begin(), prompt.end(), text.begin(), [](char ch) { return (int)(unsigned char)ch; });
+        printf("\n%s%s\n", c.sample.c_str(), printable(generate(gpt, text, c.tokens, c.temperature, c), bytes).c_str());
+    }
+    if (at.applied) draw_losses((out / "loss.png").string(), format("%s on %s", recipe.name, data.description.c_str()), {{recipe.name, log}});
+    printf("\n%.0f s; %s holds log.jsonl, config.json%s\n", seconds_now() - begin, c.out.c_str(), at.applied ? " and loss.png" : "");
+    return log;
+}
+
+inline Json train_recipe(const Config& c, const Shape& shape, const Data& data) {
+    const Recipe r = recipe_named(c.recipe);
+    printf("\nrecipe %s: stored %s, weights %s, inputs %s, gradients %s; masters, moments, sums in FP32\n", r.name, name_of(r.stored),
+           name_of(r.weight), name_of(r.input), name_of(r.gradient));
+    if (r.stored == FP32) return train<float>(c, r, shape, data);
+    if (r.stored == BF16) return train<bf16>(c, r, shape, data);
+    return train<fp16>(c, r, shape, data);
+}
+
+int main(int argc, char** argv) try {
+    const Config c = parse_options(argc, argv);
+    if (c.formats) return printf("%s", formats_table().c_str()), 0;
+    printf("machine: %s\n", describe_machine().c_str());
+    if (c.machine) return 0;
+
+    const Data data = load_data(c.data, c.val_data, c.vocab);
+    check_context(data, c.context);
+    loss_scale_of(c, recipe_named(c.recipe)); // refuse a bad one before anything is written
+    const Shape shape = {c.layers, c.heads, c.channels, c.context, data.vocab};
+    size_t parameters = 0;
+    for (const Parameter& p : declare_parameters(shape, recipe_fp32)) parameters += p.size();
+    printf("data: %s\nmodel: %d layers, %d heads, %d channels, context %d, vocabulary %d: %zu parameters\n", data.description.c_str(), c.layers,
+           c.heads, c.channels, c.context, data.vocab, parameters);
+    print_memory(shape, c);
+
+    if (!c.compare) return train_recipe(c, shape, data), 0;
+    std::vector<std::pair<std::string, Json>> runs;
+    for (const Recipe& r : RECIPES) {
+        Config one = c;
+        one.recipe = r.name, one.out = (std::filesystem::path(c.out) / r.name).string();
+        runs.push_back({r.name, train_recipe(one, shape, data)});
+    }
+    draw_losses((std::filesystem::path(c.out) / "compare.png").string(), "Four recipes, the same data in the same order", runs);
+    return 0;
+} catch (const Error& e) {
+    fflush(stdout);
+    fprintf(stderr, "train_gpt: %s\n", e.what());
+    return e.status;
+} catch (const std::exception& e) {
+    fflush(stdout);
+    fprintf(stderr, "train_gpt: %s\n", e.what());
+    return 1;
+}
