@@ -97,7 +97,7 @@ cuda:
 
 asan: setup
 	@$(MAKE) --no-print-directory MACHINE=asan programs
-	FEWBITS_PROGRAM=build/asan/train_gpt build/asan/run_tests
+	OMP_WAIT_POLICY=passive FEWBITS_PROGRAM=build/asan/train_gpt build/asan/run_tests
 
 format:
 	clang-format -i *.h *.cuh *.cu data/*.h tests/*.h tests/*.cu

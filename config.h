@@ -72,11 +72,11 @@ void each_option(Config& c, F option) {
     option("--machine", c.machine, "print what this program would run on, and stop");
 }
 
-// Why `text` is not a number within [low, high], or nothing.
+// Why `text` is not a number within [low, high], or nothing. A whole number is written as such: 010 is not 8, 1e3 not 1000.
 inline std::string complaint(const std::string& text, bool whole, double low, double high) {
     char* end;
     const double x = std::strtod(text.c_str(), &end);
-    if (!text.empty() && *end == '\0' && x >= low && x <= high && (!whole || x == std::floor(x))) return "";
+    if (!text.empty() && *end == '\0' && x >= low && x <= high && (!whole || text == format("%.0f", x))) return "";
     return format("'%s' is not a %s from %.10g to %.10g", text.c_str(), whole ? "whole number" : "number", low, high);
 }
 
@@ -111,6 +111,10 @@ inline Config parse_options(int argc, char** argv) {
     recipe_named(c.recipe);
     if (c.channels % c.heads) refuse("--channels %d is not a multiple of --heads %d", c.channels, c.heads);
     if (c.min_lr > c.lr) refuse("--min-lr %g is above --lr %g", c.min_lr, c.lr);
+    if (c.out.empty()) refuse("--out is empty; expected the name of a folder");
+    if ((int64_t)c.batch * c.heads * c.context > INT32_MAX) // attention has a row for each, and rows are counted in int
+        refuse("--batch %d x --heads %d x --context %d is above %d: take more --accumulate, and a smaller --batch", c.batch, c.heads,
+               c.context, INT32_MAX);
     return c;
 }
 
@@ -120,7 +124,7 @@ inline LossScale loss_scale_of(const Config& c, const Recipe& r) {
     if (c.loss_scale == "dynamic" || c.loss_scale == "auto") return LossScale::dynamic(c.loss_scale_window);
     char* end;
     float value = std::strtof(c.loss_scale.c_str(), &end);
-    if (*end || c.loss_scale.empty() || !(value > 0) || !std::isfinite(value))
+    if (*end || !(value > 0) || !std::isnormal(value)) // so that 1 / value is finite too
         refuse("--loss-scale %s: expected none, dynamic, auto or a positive number", c.loss_scale.c_str());
     return LossScale::fixed(value);
 }

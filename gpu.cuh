@@ -19,6 +19,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -293,6 +294,17 @@ struct Tensor {
     }
     size_t size() const { return (size_t)rows * cols; }
 };
+
+// Bytes of memory that the machine has: the GPU's, or the computer's.
+inline size_t machine_memory() {
+#if defined(__CUDACC__)
+    size_t free, total;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return total;
+#else
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+#endif
+}
 
 // "CPU, 2 threads" or "NVIDIA H200, compute capability 9.0"; refuses when a CUDA build finds no GPU.
 inline std::string machine_name() {

@@ -93,6 +93,17 @@ class OneDnn {
         return instance;
     }
 
+    // One call of multiply. While `recording` points at a list, each call is noted there: bench.cu repeats a step's
+    // products, and nothing else, on the memory they were made for.
+    struct Call {
+        void* c;
+        const void *a, *b;
+        const float* bias;
+        ProductShape shape;
+    };
+    std::vector<Call>* recording = nullptr;
+    void repeat(const Call& call) { multiply(call.c, call.a, call.b, call.bias, call.shape); }
+
     // Whether BF16 operands are multiplied as BF16: this processor does so natively (AVX512-BF16, AMX), and it may.
     static bool native_bf16() {
         static const bool native = [] {
@@ -109,6 +120,7 @@ class OneDnn {
     }
 
     void multiply(void* c, const void* a, const void* b, const float* bias, const ProductShape& shape) {
+        if (recording) recording->push_back({c, a, b, bias, shape});
         try {
             auto found = products.find(shape);
             if (found == products.end()) found = products.emplace(shape, make(shape)).first;

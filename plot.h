@@ -46,7 +46,7 @@ inline std::vector<double> ticks(double lo, double hi, int most = 10) {
     for (double digit : {5, 2, 1})
         if (digit * power * most >= (hi - lo) * (1 - 1e-9)) step = digit * power;
     std::vector<double> marks;
-    for (double k = std::ceil(lo / step - 1e-9); k <= hi / step + 1e-9; k++) marks.push_back(k * step + 0.0); // no -0
+    for (double k = std::ceil(lo / step - 1e-9); k <= hi / step + 1e-9; k++) marks.push_back(k * step);
     return marks;
 }
 
@@ -58,7 +58,8 @@ inline std::vector<std::string> tick_labels(const std::vector<double>& marks) {
     int unit = exponent(step), top = exponent(largest);
     std::vector<std::string> labels;
     for (double mark : marks)
-        if (unit < -5 || top > 6) labels.push_back(mark == 0 ? "0" : format("%.*e", std::max(0, top - unit), mark));
+        if (mark == 0) labels.push_back(format("%.*f", unit < -5 || top > 6 ? 0 : std::max(0, -unit), 0.0)); // never "-0"
+        else if (unit < -5 || top > 6) labels.push_back(format("%.*e", std::max(0, top - unit), mark));
         else labels.push_back(format("%.*f", std::max(0, -unit), mark));
     return labels;
 }

@@ -203,6 +203,16 @@ inline void draw_losses(const std::string& path, const std::string& title, const
 
 // ==== a run ==========================================================================================================
 
+// Refuses what the machine cannot hold, before anything is allocated or written.
+inline void check_memory(const Shape& s, const Config& c) {
+    for (const Recipe& r : RECIPES) {
+        const size_t needed = memory_needed(s, r, c.batch, c.context, c.ema > 0).total();
+        if ((c.compare || r.name == c.recipe) && needed > machine_memory())
+            refuse("--recipe %s needs %zu bytes of memory for this model and batch; this machine has %zu: make --layers, --channels, "
+                   "--context or --batch smaller", r.name, needed, machine_memory());
+    }
+}
+
 // Trains with one recipe and returns the log: what is also in OUT/log.jsonl, a line per step and per evaluation.
 template <class T>
 Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data& data) {
@@ -210,11 +220,13 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     std::error_code error;
     std::filesystem::create_directories(out, error);
     std::ofstream log_file(out / "log.jsonl");
-    if (!log_file) refuse("--out %s: cannot write %s", c.out.c_str(), (out / "log.jsonl").c_str());
+    if (!log_file) refuse("--out %s: cannot write %s: %s", c.out.c_str(), (out / "log.jsonl").c_str(), strerror(errno));
     Config options = c;
     Json config;
     each_option(options, [&](const char* name, auto& field, const char*, auto...) { config[name + 2] = field; });
-    std::ofstream(out / "config.json") << config.dump(2) << "\n";
+    const std::string text = config.dump(2, ' ', false, Json::error_handler_t::replace); // a path may hold any bytes, JSON not
+    if (!(std::ofstream(out / "config.json") << text << std::endl))
+        throw Error(1, format("cannot write %s: is the disk full?", (out / "config.json").c_str()));
 
     Json log = Json::array();
     auto write = [&](const Json& line) {
@@ -303,6 +315,15 @@ inline Json train_recipe(const Config& c, const Shape& shape, const Data& data) 
     return train<fp16>(c, r, shape, data);
 }
 
+// The one line that a failed run ends with.
+inline int failed(const std::exception& e, int status) {
+    fflush(stdout);
+    std::string line = e.what();
+    std::replace(line.begin(), line.end(), '\n', ' '); // a file's name may hold any byte
+    fprintf(stderr, "train_gpt: %s\n", line.c_str());
+    return status;
+}
+
 int main(int argc, char** argv) try {
     const Config c = parse_options(argc, argv);
     if (c.formats) return printf("%s", formats_table().c_str()), 0;
@@ -312,12 +333,15 @@ int main(int argc, char** argv) try {
     const Data data = load_data(c.data, c.val_data, c.vocab);
     check_context(data, c.context);
     loss_scale_of(c, recipe_named(c.recipe)); // refuse a bad one before anything is written
+    if (!c.sample.empty() && data.vocab != 256)
+        refuse("--sample %s: text continues only with a vocabulary of 256 bytes, and this one has %d tokens", c.sample.c_str(), data.vocab);
     const Shape shape = {c.layers, c.heads, c.channels, c.context, data.vocab};
     size_t parameters = 0;
     for (const Parameter& p : declare_parameters(shape, recipe_fp32)) parameters += p.size();
     printf("data: %s\nmodel: %d layers, %d heads, %d channels, context %d, vocabulary %d: %zu parameters\n", data.description.c_str(), c.layers,
            c.heads, c.channels, c.context, data.vocab, parameters);
     print_memory(shape, c);
+    check_memory(shape, c);
 
     if (!c.compare) return train_recipe(c, shape, data), 0;
     std::vector<std::pair<std::string, Json>> runs;
@@ -329,11 +353,7 @@ int main(int argc, char** argv) try {
     draw_losses((std::filesystem::path(c.out) / "compare.png").string(), "Four recipes, the same data in the same order", runs);
     return 0;
 } catch (const Error& e) {
-    fflush(stdout);
-    fprintf(stderr, "train_gpt: %s\n", e.what());
-    return e.status;
+    return failed(e, e.status);
 } catch (const std::exception& e) {
-    fflush(stdout);
-    fprintf(stderr, "train_gpt: %s\n", e.what());
-    return 1;
+    return failed(e, 1);
 }

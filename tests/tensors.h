@@ -63,7 +63,7 @@ inline double gamma_fp32(double n) { return n * 0x1p-24 / (1 - n * 0x1p-24); }
 template <class T>
 double rounding_error(double x) {
     if (sizeof(T) == sizeof(float)) return 0;
-    return std::fabs(x) * unit_roundoff<T>() + std::ldexp(1.0, -Layout<T>::bias - Layout<T>::mantissa_bits);
+    return std::fmax(std::fabs(x) * unit_roundoff<T>(), std::ldexp(1.0, -Layout<T>::bias - Layout<T>::mantissa_bits));
 }
 
 // The element with the largest |got - want| / bound: a test looks at all elements and checks once that ratio <= 1.

@@ -79,7 +79,7 @@ Found find(const Image& image, Colour colour, Box where) {
     return found;
 }
 Box frame_of(const Chart& chart) {
-    Layout at = lay_out(chart);
+    PlotArea at = lay_out(chart);
     return {at.x.first, at.y.last, at.x.last, at.y.first};
 }
 Found find_curve(const Image& image, const Chart& chart, int colour) {
@@ -164,7 +164,7 @@ TEST_CASE("plot: a horizontal line is at the row of its value, from its first x 
     CHECK(ten.bottom - ten.top <= 4); // 3.5 pixels thick
 
     // ... and with it.
-    Layout at = lay_out(chart);
+    PlotArea at = lay_out(chart);
     CHECK(near(between.middle(), at.y.pixel(2.5), 1));
     CHECK(image.at(at.x.pixel(3.7), at.y.pixel(2.5)) == PALETTE[2]);
     CHECK(image.at(at.x.pixel(3.7), at.y.pixel(2.5) + 6) != PALETTE[2]);
@@ -208,7 +208,7 @@ TEST_CASE("plot: NaN and infinity leave a gap, a point alone is a dot") {
         chart.series = {{"holed", {0, 1, 2, 3, 4, 5, 6, 7, 8}, {1, 1, 1, hole, 1, hole, 1, 1, 1}},
                         {"all of it a hole", {0, 1, 2}, {hole, hole, hole}},
                         {"hole in x", {0, hole, 2}, {0, 0, 0}}};
-        Layout at = lay_out(chart);
+        PlotArea at = lay_out(chart);
         Image image = picture_of(chart);
         double row = at.y.pixel(1);
         for (double x : {0.5, 1.9, 6.1, 7.5, 4.0}) CHECK(image.at(at.x.pixel(x), row) == PALETTE[0]);
@@ -256,7 +256,7 @@ TEST_CASE("plot: title, labels and legend leave ink, each in its place") {
 
     // Names too long for one row take several, and none reaches beyond the frame.
     for (int i = 0; i < 3; i++) chart.series.push_back({std::string(30, 'n'), {0, 1}, {0, 1}});
-    Layout at = lay_out(chart);
+    PlotArea at = lay_out(chart);
     CHECK(at.legend[1].y == at.legend[0].y);
     CHECK(at.legend[2].y == at.legend[0].y + LEGEND_ROW);
     CHECK(at.legend[2].x == at.legend[0].x);
@@ -296,7 +296,7 @@ TEST_CASE("plot: colours follow each other, a faint one is pale and lies under t
     Chart chart;
     Series raw{"raw", {0, 1}, {1, 1}, 3, true}, smooth{"smooth", {0, 1}, {0, 0}, 3}, next{"next", {0, 1}, {2, 2}};
     chart.series = {smooth, raw, next};
-    Layout at = lay_out(chart);
+    PlotArea at = lay_out(chart);
     CHECK(at.colours == std::vector<Colour>{PALETTE[3], PALETTE[3], PALETTE[4]});
     Image image = picture_of(chart);
     CHECK(image.at(at.x.pixel(0.345), at.y.pixel(0)) == PALETTE[3]);
@@ -357,7 +357,7 @@ TEST_CASE("plot: a cut axis cuts the curve at the frame") {
     chart.y_low = 0, chart.y_high = 3;
     Image image = picture_of(chart);
     Box frame = frame_of(chart);
-    Layout at = lay_out(chart);
+    PlotArea at = lay_out(chart);
     CHECK(at.y.pixel(3) == frame.top);
     CHECK(image.at(at.x.pixel(1.5), at.y.pixel(1.5)) == PALETTE[0]);
     Found curve = find_curve(image, chart, 0);

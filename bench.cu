@@ -1,0 +1,398 @@
+// bench.cu -- what every kernel and the whole training step cost, against what this machine can do, in the same run.
+//
+//   memory-bound kernel   bytes it has to move / time     in % of a plain copy between arrays larger than any cache
+//   matrix product        2 M N K / time                  in % of one square product of 1024 in the format multiplied
+//   training step         time                            as a multiple of its own matrix products, run alone
+//
+// Units    MB are 10^6 bytes; ns/element is per element of the size shown. Bytes count once for each kernel that reads or
+//          writes them: what still lies in the cache is read at more than 100 % of copying
+// Formats  a product in FP8 is held against BF16 and one in FP16 against FP32, which is what the CPU decodes them to
+// Why      a speed means something only beside a limit, and a limit only on the machine and in the minute where it was
+//          measured. Kernels and limits: the fastest of many runs. Step and products: in turns, medians, so that
+//          whatever else the machine does meets both alike.
+// Output   Markdown. `--quick` measures briefly, `--only gelu` one file's kernels; OMP_NUM_THREADS=1 where others compute
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include "gpu.cuh"
+
+// ==== taking time ====================================================================================================
+
+bool quick = false;
+std::map<std::string, double>* profile = nullptr; // while it points at one: seconds by kernel
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Seconds that `calls` calls take, divided by `calls`. A GPU only queues a kernel: wait for it before reading the clock.
+template <class F>
+double seconds(int calls, F f) {
+    synchronize();
+    const double start = now();
+    for (int i = 0; i < calls; i++) f();
+    synchronize();
+    return (now() - start) / calls;
+}
+
+// Seconds of one call: the fastest of many samples of at least half a millisecond, after a first call that does not count.
+template <class F>
+double fastest(F f) {
+    seconds(1, f);
+    double best = seconds(1, f);
+    const int calls = 1 + (int)(5e-4 / best);
+    const double end = now() + (quick ? 0.05 : 0.3);
+    for (int sample = 0; sample < 5 || now() < end; sample++) best = std::min(best, seconds(calls, f));
+    return best;
+}
+
+double median(std::vector<double> x) {
+    std::sort(x.begin(), x.end());
+    return x.empty() ? 0 : x[x.size() / 2];
+}
+
+// The headers below launch through these two, so that a step can be taken apart into its kernels, by their names.
+template <class F>
+void timed(const char* call, F f) {
+    if (profile) (*profile)[std::string(call, strcspn(call, "<,"))] += seconds(1, f);
+    else f();
+}
+#define launch(...) timed(#__VA_ARGS__, [&] { (launch)(__VA_ARGS__); })
+#define fill_zero(...) timed("fill_zero", [&] { (fill_zero)(__VA_ARGS__); })
+
+#include "data.h"
+#include "gpt.cuh"
+
+// ==== tensors to work on =============================================================================================
+
+// The model whose sizes are timed, and a number of rows that no cache holds.
+constexpr int LAYERS = 6, HEADS = 6, C = 384, CONTEXT = 256, BATCH = 4, VOCAB = 256;
+constexpr int BT = BATCH * CONTEXT, LARGE = 32 * BT, SQUARES = BATCH * HEADS * CONTEXT;
+
+// Numbers between -2 and 2 in no order.
+template <class T>
+__global__ void fill_kernel(T* x, size_t n) {
+    Chunk chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) x[i] = round_to<T>((float)((uint32_t)i * 2654435761u >> 8) * 0x1p-22f - 2);
+}
+Buffer filled(Format f, size_t n) {
+    Buffer memory(n * bytes_of(f));
+    with_type(f, [&](auto zero) { launch(fill_kernel<decltype(zero)>, chunks(n), BLOCK, (decltype(zero)*)memory.data(), n); });
+    return memory;
+}
+template <class T>
+struct Filled : Tensor<T> {
+    Buffer memory;
+    Filled(int rows, int cols) : Tensor<T>(nullptr, rows, cols), memory(filled(format_of<T>, (size_t)rows * cols)) { this->data = (T*)memory.data(); }
+    double bytes() const { return memory.bytes(); }
+};
+
+// body(T()) for the stored format T.
+template <class F>
+void with_stored(Format f, F body) {
+    f == FP32 ? body(float()) : f == BF16 ? body(bf16()) : body(fp16());
+}
+
+// ==== limits, and rows that are held against them ====================================================================
+
+struct Limits {
+    double copy, fp32, bf16; // bytes/s; flop/s of products
+    double product(Format f) const { return f == FP32 || f == FP16 ? fp32 : bf16; }
+} limits;
+
+template <class T>
+__global__ void copy_kernel(T* to, const T* from, size_t n) {
+    Chunk chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) to[i] = from[i];
+}
+
+void measure_limits() {
+    Filled<float> from(1 << 14, 1 << 12), to(1 << 14, 1 << 12);
+    limits.copy = 8.0 * from.size() / fastest([&] { launch(copy_kernel<float>, chunks(from.size()), BLOCK, to.data, (const float*)from.data, from.size()); });
+    auto product_rate = [](auto zero) {
+        const int n = 1024;
+        Filled<decltype(zero)> a(n, n), b(n, n), c(n, n);
+        return 2.0 * n * n * n / fastest([&] { matmul(output(c), operand(a), operand(b), {n, n, n}); });
+    };
+    limits.fp32 = product_rate(float()), limits.bf16 = product_rate(bf16());
+    printf("\n| limit of this machine            |               |\n|:---------------------------------|--------------:|\n"
+           "| copy, 268 MB to 268 MB           | %8.1f GB/s |\n| product 1024 x 1024 x 1024, FP32 | %5.0f GFLOP/s |\n| product 1024 x 1024 x 1024, BF16 | %5.0f GFLOP/s |\n",
+           limits.copy / 1e9, limits.fp32 / 1e9, limits.bf16 / 1e9);
+}
+
+// A row for f(), held against copying if it has no flop, else against the products of format `limit`.
+template <class F>
+void row(const std::string& what, const std::string& formats, const std::string& size, double elements, double bytes, double flop, Format limit, F f) {
+    const double s = fastest(f), rate = (flop ? flop : bytes) / s, most = flop ? limits.product(limit) : limits.copy;
+    printf("| %-23s | %-12s | %-17s | %8.3f | %7.1f | %8.1f | %10.4f | %4.0f %s | %4.0f %% of %s |\n", what.c_str(), formats.c_str(), size.c_str(),
+           bytes / 1e6, flop / 1e6, s * 1e6, s * 1e9 / elements, rate / 1e9, flop ? "GFLOP/s" : "GB/s   ", 100 * rate / most, flop ? "product" : "copy   ");
+    fflush(stdout);
+}
+template <class F>
+void kernel_row(const std::string& what, const std::string& formats, int rows, int cols, double bytes, F f) {
+    row(what, formats, format("%d x %d", rows, cols), (double)rows * cols, bytes, 0, FP32, f);
+}
+template <class F>
+void product_row(const std::string& what, const std::string& formats, Sizes s, int products, double bytes, Format limit, F f) {
+    const double outputs = (double)products * s.M * s.N;
+    row(what, formats, format(products > 1 ? "%dx%dx%d (%d)" : "%dx%dx%d", s.M, s.N, s.K, products), outputs, bytes, 2 * outputs * s.K, limit, f);
+}
+template <class T>
+const char* const name = name_of(format_of<T>);
+
+// ==== a row per kernel ===============================================================================================
+
+template <class T>
+void bench_layernorm(int rows) {
+    Filled<float> gamma(1, C), beta(1, C), dgamma(1, C), dbeta(1, C), mean(rows, 1), rstd(rows, 1), partial(2, (int)partial_floats(rows, C));
+    LayerNorm w = {gamma, beta, dgamma, dbeta};
+    Filled<T> x(rows, C), y(rows, C), dx(rows, C);
+    kernel_row("layernorm_forward", name<T>, rows, C, 2 * x.bytes(), [&] { layernorm_forward<T>(y, mean, rstd, x, w); });
+    kernel_row("layernorm_backward", name<T>, rows, C, 6 * x.bytes(), [&] { layernorm_backward<T>(dx, w, y, x, mean, rstd, partial); });
+}
+
+template <class T>
+void bench_gelu(int rows) {
+    Filled<T> x(rows, 4 * C), y(rows, 4 * C), dy(rows, 4 * C);
+    kernel_row("gelu_forward", name<T>, rows, 4 * C, 2 * x.bytes(), [&] { gelu_forward<T>(y, x); });
+    kernel_row("gelu_backward", name<T>, rows, 4 * C, 3 * x.bytes(), [&] { gelu_backward<T>(y, dy, x); });
+}
+
+template <class T>
+void bench_residual(int rows) {
+    Filled<T> a(rows, C), b(rows, C), y(rows, C);
+    kernel_row("residual_forward", name<T>, rows, C, 3 * y.bytes(), [&] { residual_forward<T>(y, a, b); });
+}
+
+template <class T>
+void bench_embedding(int rows) {
+    std::vector<int> tokens(rows);
+    for (int i = 0; i < rows; i++) tokens[i] = (int)(i * 2654435761u >> 24);
+    Buffer memory((4 * (size_t)rows + 1) * sizeof(int));
+    TokenBatch batch = upload_batch((int*)memory.data(), tokens, tokens, rows / CONTEXT, CONTEXT, VOCAB);
+    Filled<T> x(rows, C), wte(VOCAB, C), wpe(CONTEXT, C);
+    Filled<float> dwte(VOCAB, C), dwpe(CONTEXT, C);
+    kernel_row("embedding_forward", name<T>, rows, C, x.bytes() + wte.bytes() + wpe.bytes(), [&] { embedding_forward<T>(x, batch, wte, wpe); });
+    kernel_row("embedding_backward", name<T>, rows, C, 2 * (x.bytes() + dwte.bytes() + dwpe.bytes()), [&] { embedding_backward<T>(dwte, dwpe, batch, x); });
+}
+
+template <class T>
+void bench_crossentropy(int rows) {
+    Filled<float> logits(rows, VOCAB), loss(rows, 1);
+    Filled<T> dlogits(rows, VOCAB);
+    Buffer target(rows * sizeof(int)); // zeros
+    kernel_row("crossentropy", name<T>, rows, VOCAB, logits.bytes() + dlogits.bytes(), [&] { crossentropy<T>(loss, dlogits, logits, (const int*)target.data(), 1); });
+}
+
+template <class T>
+void bench_quantise(int rows) {
+    Filled<T> x(rows, 4 * C);
+    Filled<e4m3> q(rows, 4 * C);
+    Buffer stats(sizeof(CastStats));
+    CastStats* seen = (CastStats*)stats.data();
+    const std::string from = name_of(format_of<T>);
+    kernel_row("measure", from, rows, 4 * C, x.bytes(), [&] { measure<T>(seen, x); });
+    kernel_row("quantise", from + " -> E4M3", rows, 4 * C, x.bytes() + q.bytes(), [&] { quantise<T>(q.data, E4M3, 3, seen, x); });
+    kernel_row("quantise", from + " -> E5M2", rows, 4 * C, x.bytes() + q.bytes(), [&] { quantise<T>(q.data, E5M2, 3, seen, x); });
+#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+    kernel_row("decode", "E4M3 -> " + from, rows, 4 * C, x.bytes() + q.bytes(),
+               [&] { launch(decode_kernel<T, e4m3>, rows, BLOCK, x.data, operand<e4m3>(q), rows, 4 * C, 1, 0.125f); });
+#endif
+}
+
+template <class Low> // the format of the copy that products read
+void bench_adamw(int rows) {
+    Filled<float> w(rows, C), m(rows, C), grad(rows, C);
+    Filled<Low> low(rows, C);
+    Buffer v(w.memory.bytes()), stats(sizeof(CastStats)); // v: zeros, as it may not be negative
+    std::vector<Parameter> one = {{"w", rows, C, true, w.data, m.data, (float*)v.data(), grad.data, nullptr, format_of<Low>, low.data, 0, (CastStats*)stats.data()}};
+    const double copied = sizeof(Low) == 1 ? 5 : sizeof(Low) % 4; // an FP8 copy reads the new weights once more
+    kernel_row("adamw_update", name<Low>, rows, C, w.size() * (28 + copied), [&] { adamw_update(one, (CastStats*)stats.data(), AdamW{1e-3f}); });
+}
+void bench_gradients(int rows) { // FP32 in every recipe
+    Filled<float> grad(rows, C), partial(1, chunks(grad.size()));
+    kernel_row("global_norm", "FP32", rows, C, grad.bytes(), [&] { global_norm(grad.data, grad.size(), 1, partial.data); });
+    kernel_row("fill_zero", "FP32", rows, C, grad.bytes(), [&] { fill_zero(grad.data, grad.memory.bytes()); });
+}
+
+template <class T>
+void bench_column_sum(int rows) {
+    Filled<T> x(rows, 4 * C);
+    Filled<float> partial(1, (int)partial_floats(rows, 4 * C));
+    kernel_row("column_sum_kernel", name<T>, rows, 4 * C, x.bytes(),
+               [&] { launch(column_sum_kernel<T>, strip_blocks(rows, 4 * C), BLOCK, partial.data, (const T*)x.data, rows, 4 * C); });
+}
+
+template <class T>
+void bench_attention(int) {
+    Filled<float> s(SQUARES, CONTEXT);
+    Filled<T> p(SQUARES, CONTEXT), ds(SQUARES, CONTEXT), qkv(BT, 3 * C), dqkv(BT, 3 * C), y(BT, C);
+    const double forward = s.bytes() / 2 + p.bytes(), backward = s.bytes() / 2 + 1.5 * p.bytes(); // reads the visible half, writes all
+    kernel_row("causal_softmax_forward", name<T>, SQUARES, CONTEXT, forward,
+               [&] { launch(causal_softmax_forward_kernel<T>, row_blocks(SQUARES), row_threads(), p.data, (const float*)s.data, 0.125f, SQUARES, CONTEXT); });
+    kernel_row("causal_softmax_backward", name<T>, SQUARES, CONTEXT, backward, [&] {
+        launch(causal_softmax_backward_kernel<T>, row_blocks(SQUARES), row_threads(), ds.data, (const float*)s.data, (const T*)p.data, 0.125f, SQUARES, CONTEXT);
+    });
+    const Sizes sizes = {CONTEXT, CONTEXT, C / HEADS};
+    product_row("attention_forward", name<T>, sizes, 2 * BATCH * HEADS, 4 * y.bytes() + s.bytes() + p.bytes() + forward, format_of<T>,
+                [&] { attention_forward<T>(y, p, s, qkv, CONTEXT, HEADS); });
+    product_row("attention_backward", name<T>, sizes, 4 * BATCH * HEADS, 9 * y.bytes() + s.bytes() + 3 * p.bytes() + backward, format_of<T>,
+                [&] { attention_backward<T>(dqkv, y, p, qkv, s, ds, CONTEXT, HEADS); });
+}
+
+template <class T>
+void bench_linear(const std::string& layer, const Recipe& r, int N, int K) {
+    Buffer x = filled(r.input, (size_t)BT * K), w = filled(r.weight, (size_t)N * K), dy = filled(r.gradient, (size_t)BT * N);
+    const Operand x_read = {x.data(), r.input, 0, K, 1, 0, 0}, w_read = {w.data(), r.weight, 0, K, 1, 0, 0}, dy_read = {dy.data(), r.gradient, 0, N, 1, 0, 0};
+    Filled<T> y(BT, N), dx(BT, K);
+    Filled<float> dw(N, K), b(1, N);
+    product_row(layer + ": y = x w^T + b", r.name, {BT, N, K}, 1, x.bytes() + w.bytes() + y.bytes(), r.weight,
+                [&] { matmul<T>(output<T>(y), x_read, w_read.transposed(), {BT, N, K}, b.data); });
+    product_row(layer + ": dx = dy w", r.name, {BT, K, N}, 1, dy.bytes() + w.bytes() + dx.bytes(), r.weight,
+                [&] { matmul<T>(output<T>(dx), dy_read, w_read, {BT, K, N}); });
+    product_row(layer + ": dw += dy^T x", r.name, {N, K, BT}, 1, dy.bytes() + x.bytes() + 2 * dw.bytes(), r.weight,
+                [&] { matmul_add(output<float>(dw), dy_read.transposed(), x_read, {N, K, BT}); });
+}
+
+void bench_matmul(int) {
+    for (const Recipe& r : RECIPES)
+        with_stored(r.stored, [&](auto zero) {
+            using T = decltype(zero);
+            bench_linear<T>("qkv", r, 3 * C, C), bench_linear<T>("proj", r, C, C), bench_linear<T>("fc", r, 4 * C, C), bench_linear<T>("mlp", r, C, 4 * C);
+        });
+}
+
+// ==== the training step, its products alone, and where the rest goes =================================================
+
+using Action = std::function<void()>;
+
+// train_step of train_gpt.cu, with one micro-batch and a fixed learning rate and loss scale.
+template <class T>
+Action make_step(const Recipe& r, const Tokens& tokens) {
+    auto owner = std::make_shared<GPT<T>>(Shape{LAYERS, HEADS, C, CONTEXT, VOCAB}, r, BATCH, CONTEXT);
+    owner->initialise(1);
+    return [owner, &tokens, t = 0]() mutable {
+        GPT<T>& gpt = *owner;
+        const float scale = gpt.recipe.loss_scaling ? 1024 : 1;
+        fill_zero(gpt.gradients.data(), gpt.gradients.bytes());
+        Batch batch = train_batch(tokens, BATCH, CONTEXT, 1, t, 0, 1);
+        TokenBatch on_machine = upload_batch((int*)gpt.tokens.data(), batch.x, batch.y, BATCH, CONTEXT, VOCAB);
+        gpt_forward(gpt, on_machine, Pass::train);
+        const double loss = gpt_loss(gpt, on_machine, scale);
+        gpt_backward(gpt, on_machine);
+
+        const CastStats casts = end_step_of_casts(gpt);
+        const double norm = global_norm((float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale, (float*)gpt.partial.data());
+        ENSURE(std::isfinite(loss + norm) && !casts.nan && !casts.inf, "%s: step %d is not finite", gpt.recipe.name, t);
+
+        AdamW adam = {1e-3f};
+        adam.weight_decay = 0.1f, adam.grad_scale = (float)(std::min(1.0, 1 / norm) / scale);
+        adam.set_step(++t);
+        adamw_update(gpt.parameters, gpt.weight_stats(), adam);
+        gpt.point_at_weights();
+    };
+}
+
+// The matrix products of a step and nothing else: the same library calls, in the same order, on the same memory. Where they
+// are our own kernel there is nothing to repeat: it is a line of the profile.
+Action products_of([[maybe_unused]] const Action& step) {
+#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
+    return {};
+#else
+    std::vector<OneDnn::Call> calls;
+    OneDnn::library().recording = &calls;
+    step();
+    OneDnn::library().recording = nullptr;
+    return [calls] { for (const OneDnn::Call& call : calls) OneDnn::library().repeat(call); };
+#endif
+}
+
+void bench_step(int) {
+    struct Run {
+        const char* name;
+        Action step, products;
+        std::map<std::string, std::vector<double>> seconds; // of "step", "products", "profiled", and by kernel
+        double ms(const std::string& what) const { return seconds.count(what) ? 1e3 * median(seconds.at(what)) : 0; }
+    };
+    const Data data = load_data("", "", 0);
+    std::vector<Run> runs;
+    for (const Recipe& r : RECIPES)
+        with_stored(r.stored, [&](auto zero) { runs.push_back({r.name, make_step<decltype(zero)>(r, data.train), {}, {}}); });
+    for (Run& r : runs)
+        for (int i = 0; i < 3; i++) r.step(); // code is generated, workspaces grow, first scales are measured
+    for (Run& r : runs) r.products = products_of(r.step);
+
+    std::map<std::string, int> kernels; // that any recipe launched
+    for (int round = 0; round < (quick ? 3 : 15); round++)
+        for (Run& r : runs) {
+            r.seconds["step"].push_back(seconds(1, r.step));
+            if (r.products) r.seconds["products"].push_back(seconds(1, r.products));
+            std::map<std::string, double> seen; // in a step of its own: waiting for every kernel costs a GPU time
+            profile = &seen;
+            r.seconds["profiled"].push_back(seconds(1, r.step));
+            profile = nullptr;
+            for (auto& [kernel, s] : seen) {
+                const bool product = kernel == "matmul_tiled_kernel";
+                r.seconds[product ? "products" : kernel].push_back(s);
+                if (!product) kernels[kernel]++;
+            }
+        }
+
+    auto line = [&](const std::string& what, int digits, auto value) {
+        printf("| %-39s", what.c_str());
+        for (Run& r : runs) printf(" | %8.*f", digits, value(r));
+        printf(" |\n");
+    };
+    printf("\n| one training step                       |     fp32 |     bf16 |     fp16 |      fp8 |\n"
+           "|:----------------------------------------|---------:|---------:|---------:|---------:|\n");
+    line("ms", 1, [](Run& r) { return r.ms("step"); });
+    line("tokens/s", 0, [](Run& r) { return 1e3 * BT / r.ms("step"); });
+    line("its matrix products alone, ms", 1, [](Run& r) { return r.ms("products"); });
+    line("step / products", 2, [](Run& r) { return r.ms("step") / r.ms("products"); });
+    line("step / BF16 step", 2, [&](Run& r) { return r.ms("step") / runs[1].ms("step"); });
+    for (auto& [kernel, launches] : kernels) line(kernel + ", ms", 2, [name = kernel](Run& r) { return r.ms(name); });
+}
+
+// ==== main ===========================================================================================================
+
+std::string processor() {
+    std::ifstream file("/proc/cpuinfo"); // where there is one
+    for (std::string line; std::getline(file, line);)
+        if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+    return "unknown";
+}
+
+int main(int argc, char** argv) try {
+    std::string only;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--quick")) quick = true;
+        else if (!strcmp(argv[i], "--only") && i + 1 < argc) only = argv[++i];
+        else refuse("%s: expected --quick, or --only NAME", argv[i]);
+    }
+    printf("machine: %s  \nprocessor: %s  \ncompiler: %s\n", describe_machine().c_str(), processor().c_str(), __VERSION__);
+    measure_limits();
+    if (only != "step")
+        printf("\n| kernel                  | format       | size              |       MB |   MFLOP |       us | ns/element |         rate | of the limit    |\n"
+               "|:------------------------|:-------------|:------------------|---------:|--------:|---------:|-----------:|-------------:|----------------:|\n");
+    auto bench = [&](const char* name, std::vector<int> sizes, std::initializer_list<void (*)(int)> formats) {
+        for (int rows : sizes)
+            for (auto run : formats)
+                if (only.empty() || only == name) run(rows);
+    };
+    bench("layernorm", {BT, LARGE}, {bench_layernorm<float>, bench_layernorm<bf16>, bench_layernorm<fp16>});
+    bench("gelu", {BT, LARGE}, {bench_gelu<float>, bench_gelu<bf16>, bench_gelu<fp16>});
+    bench("residual", {BT, LARGE}, {bench_residual<float>, bench_residual<bf16>, bench_residual<fp16>});
+    bench("embedding", {BT, LARGE}, {bench_embedding<float>, bench_embedding<bf16>, bench_embedding<fp16>});
+    bench("crossentropy", {BT, LARGE}, {bench_crossentropy<float>, bench_crossentropy<bf16>, bench_crossentropy<fp16>});
+    bench("quantise", {BT, LARGE}, {bench_quantise<float>, bench_quantise<bf16>});
+    bench("adamw", {4 * C, LARGE}, {bench_adamw<float>, bench_adamw<bf16>, bench_adamw<fp16>, bench_adamw<e4m3>, bench_gradients});
+    bench("column_sum", {BT, LARGE}, {bench_column_sum<float>, bench_column_sum<bf16>, bench_column_sum<fp16>});
+    bench("attention", {BT}, {bench_attention<float>, bench_attention<bf16>, bench_attention<fp16>});
+    bench("matmul", {BT}, {bench_matmul});
+    bench("step", {BT}, {bench_step});
+    return 0;
+} catch (const Error& e) {
+    fprintf(stderr, "bench: %s\n", e.what());
+    return e.status;
+}

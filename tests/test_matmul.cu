@@ -1,0 +1,325 @@
+// test_matmul.cu -- matmul.cuh, every way it computes a product, against loops in double precision.
+#include "matmul.cuh"
+#include "tensors.h"
+#include <doctest/doctest.h>
+
+namespace {
+
+// The textbook kernel, and what the model calls: on a CPU that is oneDNN, with BF16 products and without.
+enum class Engine { tiled, model, model_without_bf16 };
+#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
+const std::vector<Engine> ENGINES = {Engine::model};
+#else
+const std::vector<Engine> ENGINES = {Engine::tiled, Engine::model, Engine::model_without_bf16};
+#endif
+const char* name_of(Engine e) {
+    static const char* names[] = {"tiled", "model", "model without BF16 products"};
+    return names[(int)e];
+}
+
+template <class T>
+void multiply_by(Engine e, Output<T> c, Operand a, Operand b, Sizes s, const float* bias = nullptr, bool accumulate = false) {
+    if (e == Engine::tiled) return matmul_tiled(c, a, b, s, bias, accumulate);
+#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+    OneDnn::allow_native_bf16(e == Engine::model);
+#endif
+    multiply(c, a, b, s, bias, accumulate);
+#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+    OneDnn::allow_native_bf16(true);
+#endif
+}
+
+// A (rows, cols) buffer in any format on the machine, with its numbers on the host. Its values, codes times 2^-k, are
+// of the order of 1.
+struct Source {
+    Buffer memory;
+    std::vector<double> codes;
+    Format format;
+    int k, cols;
+    Source(Format f, int rows, int cols, int k, const std::vector<float>& values) : format(f), k(k), cols(cols) {
+        with_type(f, [&](auto type) {
+            Owned<decltype(type)> x(rows, cols, values);
+            codes = x.get();
+            memory = std::move(x.memory);
+        });
+    }
+    Source(Format f, int rows, int cols, int k, uint32_t seed)
+        : Source(f, rows, cols, k, normals((size_t)rows * cols, seed, std::ldexp(1.0f, k))) {}
+
+    Operand operand() const { return part(0, cols, 1, 0, 0); }
+    Operand part(size_t first, int64_t row, int64_t col, int64_t outer, int64_t inner) const {
+        return {(const char*)memory.data() + first * bytes_of(format), format, k, row, col, outer, inner};
+    }
+    // Element (o, i, r, c) of a view of this buffer.
+    double at(const Operand& x, int64_t o, int64_t i, int64_t r, int64_t c) const {
+        size_t first = ((const char*)x.data - (const char*)memory.data()) / bytes_of(format);
+        return std::ldexp(codes.at(first + o * x.outer + i * x.inner + r * x.row + c * x.col), -x.k);
+    }
+};
+
+// sum_k a b and sum_k |a b| of every element, in the order (outer, inner, M, N).
+struct Expected {
+    std::vector<double> sum, magnitude;
+};
+Expected expected_product(const Source& a_source, Operand a, const Source& b_source, Operand b, Sizes s) {
+    Expected e;
+    std::vector<double> column((size_t)s.K * s.N), row(s.K);
+    for (int o = 0; o < s.outer; o++)
+        for (int i = 0; i < s.inner; i++) {
+            for (int n = 0; n < s.N; n++)
+                for (int k = 0; k < s.K; k++) column[(size_t)n * s.K + k] = b_source.at(b, o, i, k, n);
+            for (int m = 0; m < s.M; m++) {
+                for (int k = 0; k < s.K; k++) row[k] = a_source.at(a, o, i, m, k);
+                for (int n = 0; n < s.N; n++) {
+                    double sum = 0, magnitude = 0;
+                    for (int k = 0; k < s.K; k++) {
+                        double term = row[k] * column[(size_t)n * s.K + k];
+                        sum += term, magnitude += std::fabs(term);
+                    }
+                    e.sum.push_back(sum), e.magnitude.push_back(magnitude);
+                }
+            }
+        }
+    return e;
+}
+
+// Where a test lets a product be written: numbers all over a buffer that has room before c, after c and between its rows.
+template <class T>
+struct Target {
+    Owned<T> memory;
+    std::vector<double> before;
+    Output<T> c;
+    Target(size_t elements, size_t first, int64_t row, int64_t outer, int64_t inner)
+        : memory(1, (int)elements, normals(elements, 99)), before(memory.get()), c{memory.view().data + first, row, outer, inner} {}
+    explicit Target(Sizes s) : Target(7 + (size_t)s.M * (s.N + 3) + 9, 7, s.N + 3, 0, 0) {}
+
+    // K products and their sum round K times (in whatever order; an exact product does not), adding a bias and what was
+    // there once more each, all in FP32; then one rounding to T. Everything else in the buffer is as it was.
+    void expect(const std::string& what, const Expected& e, Sizes s, const std::vector<double>& bias = {}, bool accumulate = false) const {
+        std::vector<double> after = memory.get(), untouched = before;
+        const size_t first = c.data - memory.view().data;
+        const double gamma = gamma_fp32(s.K + !bias.empty() + accumulate);
+        Worst worst;
+        size_t at = 0;
+        for (int o = 0; o < s.outer; o++)
+            for (int i = 0; i < s.inner; i++)
+                for (int m = 0; m < s.M; m++)
+                    for (int n = 0; n < s.N; n++, at++) {
+                        size_t place = first + o * c.outer + i * c.inner + m * c.row + n;
+                        double b = bias.empty() ? 0 : bias[n], old = accumulate ? before[place] : 0, want = e.sum[at] + b + old;
+                        double off = gamma * (e.magnitude[at] + std::fabs(b) + std::fabs(old));
+                        worst.see(at, after[place], want, off + rounding_error<T>(std::fabs(want) + off));
+                        untouched[place] = after[place];
+                    }
+        INFO(what, " -> ", name_of(format_of<T>));
+        INFO("M=", s.M, " N=", s.N, " K=", s.K, " batches=", s.outer, "x", s.inner, ": ", worst.text());
+        CHECK(worst.ratio <= 1);
+        CHECK((after == untouched));
+    }
+};
+std::string text(Engine e, Format a, Format b) {
+    return std::string(name_of(e)) + ", " + name_of(a) + " x " + name_of(b);
+}
+
+// Most divide no tile, no warp and no vector; sides of 1, and longer than all of these; and one that all divide.
+const std::vector<Sizes> SIZES = {{3, 17, 33}, {17, 3, 257}, {1, 1, 1}, {1, 17, 33}, {33, 1, 17}, {33, 257, 17}, {257, 33, 3}, {5, 7, 1000}, {64, 32, 96}};
+
+// One product in every way: into every output format, plain, with a bias, and added to what is there.
+void check_product(const Source& a_source, Operand a, const Source& b_source, Operand b, Sizes s) {
+    const Expected e = expected_product(a_source, a, b_source, b, s);
+    Owned<float> bias(1, s.N, normals(s.N, 5));
+    const float* bias_data = bias.view().data;
+    for (Engine engine : ENGINES) {
+        const std::string what = text(engine, a.format, b.format);
+        auto check = [&](auto type) {
+            using T = decltype(type);
+            Target<T> plain(s), biased(s);
+            multiply_by(engine, plain.c, a, b, s);
+            plain.expect(what, e, s);
+            multiply_by(engine, biased.c, a, b, s, bias_data);
+            biased.expect(what + " + bias", e, s, bias.get());
+        };
+        check(float()), check(bf16()), check(fp16());
+        Target<float> sum(s);
+        multiply_by(engine, sum.c, a, b, s, nullptr, true);
+        sum.expect(what + ", added", e, s, {}, true);
+    }
+}
+
+// All sizes, with a and b each stored as it is read or transposed: at two sizes in all four ways, at the others by turns.
+void check_formats(Format a_format, int ka, Format b_format, int kb) {
+    for (int size = 0; size < (int)SIZES.size(); size++)
+        for (int transposes = 0; transposes < 4; transposes++) {
+            const Sizes s = SIZES[size];
+            if (size > 1 && transposes != size % 4) continue;
+            bool a_turned = transposes & 1, b_turned = transposes & 2;
+            Source a(a_format, a_turned ? s.K : s.M, a_turned ? s.M : s.K, ka, 1);
+            Source b(b_format, b_turned ? s.N : s.K, b_turned ? s.K : s.N, kb, 2);
+            check_product(a, a_turned ? a.operand().transposed() : a.operand(), b, b_turned ? b.operand().transposed() : b.operand(), s);
+        }
+}
+
+} // namespace
+
+TEST_CASE("FP32 x FP32") { check_formats(FP32, 0, FP32, 0); }
+TEST_CASE("BF16 x BF16") { check_formats(BF16, 0, BF16, 0); }
+TEST_CASE("FP16 x FP16") { check_formats(FP16, 0, FP16, 0); }
+TEST_CASE("E4M3 x E4M3, as forward multiplies: each with its own exponent") { check_formats(E4M3, 5, E4M3, 3); }
+TEST_CASE("E5M2 x E4M3, as backward multiplies") { check_formats(E5M2, 12, E4M3, -2); }
+TEST_CASE("BF16 x E4M3") { check_formats(BF16, 0, E4M3, 4); }
+TEST_CASE("FP32 x BF16") { check_formats(FP32, 0, BF16, 0); }
+TEST_CASE("BF16 x BF16 with exponents") { check_formats(BF16, 7, BF16, -9); }
+
+TEST_CASE("whole numbers in FP8 are multiplied exactly, whatever the scales") {
+    const Sizes s = {17, 33, 1000}; // 1000 products of at most 64 stay below 2^24
+    const Rng rng(3, Stream::test);
+    std::vector<float> a_values((size_t)s.M * s.K), b_values((size_t)s.K * s.N);
+    for (size_t i = 0; i < a_values.size(); i++) a_values[i] = (float)rng.below(i, 17) - 8;
+    for (size_t i = 0; i < b_values.size(); i++) b_values[i] = (float)rng.below(i + 1000000, 17) - 8;
+    for (Format a_format : {E4M3, E5M2})
+        for (Format b_format : {E4M3, E5M2}) {
+            Source a(a_format, s.M, s.K, 3, a_values), b(b_format, s.K, s.N, -5, b_values);
+            const Expected e = expected_product(a, a.operand(), b, b.operand(), s);
+            for (Engine engine : ENGINES) {
+                INFO(text(engine, a_format, b_format));
+                Owned<float> c(s.M, s.N);
+                multiply_by(engine, output(c.view()), a.operand(), b.operand(), s);
+                CHECK((c.get() == e.sum));
+            }
+        }
+}
+
+TEST_CASE("every FP8 code times the identity is itself, with scales at their limits") {
+    for (Format f : {E4M3, E5M2})
+        for (int k : {-110, 0, 110}) {
+            std::vector<float> codes, identity(256 * 256);
+            for (int i = 0; i < 256; i++) {
+                float x = with_type(f, [&](auto type) -> float {
+                    if constexpr (sizeof(type) == 1)
+                        return to_float(decltype(type){(uint8_t)i});
+                    else
+                        return 0;
+                });
+                codes.push_back(std::isfinite(x) ? x : 0);
+                identity[i * 256 + i] = 1;
+            }
+            const Sizes s = {1, 256, 256};
+            Source a(f, 1, 256, k, codes), b(E4M3, 256, 256, 0, identity);
+            const Expected e = expected_product(a, a.operand(), b, b.operand(), s);
+            for (Engine engine : ENGINES) {
+                INFO(text(engine, f, E4M3), ", k = ", k);
+                Owned<float> c(1, 256);
+                multiply_by(engine, output(c.view()), a.operand(), b.operand(), s);
+                CHECK((c.get() == e.sum));
+            }
+        }
+}
+
+TEST_CASE("a NaN or an Inf in an operand reaches its row, and no other") {
+    const float inf = bits_as<float>(0x7F800000u), nan = bits_as<float>(0x7FC00000u);
+    const Sizes s = {3, 5, 40};
+    std::vector<float> values = normals((size_t)s.M * s.K, 1);
+    values[7] = inf, values[s.K + 8] = nan;
+    for (Format f : {FP32, BF16, FP16, E5M2}) {
+        Source a(f, s.M, s.K, 0, values), b(f, s.K, s.N, 0, std::vector<float>((size_t)s.K * s.N, 1));
+        for (Engine engine : ENGINES) {
+            INFO(text(engine, f, f));
+            Owned<float> c(s.M, s.N);
+            multiply_by(engine, output(c.view()), a.operand(), b.operand(), s);
+            std::vector<double> y = c.get();
+            for (int n = 0; n < s.N; n++) {
+                CHECK(std::isinf(y[n]));
+                CHECK(std::isnan(y[s.N + n]));
+                CHECK(std::isfinite(y[2 * s.N + n]));
+            }
+        }
+    }
+}
+
+// ==== batches of strided views: the heads of attention ===============================================================
+
+// q, k and v are thirds of the columns of one (B T, 3C) buffer; a head is hs neighbouring columns of each.
+template <class T>
+static void check_heads(int B, int length, int heads, int hs) {
+    const int C = heads * hs, BT = B * length;
+    const Format f = format_of<T>;
+    Source qkv(f, BT, 3 * C, 0, 11), square(f, B * heads * length, length, 0, 12), dy(f, BT, C, 0, 13);
+    auto part = [&](int which) { return qkv.part((size_t)which * C, 3 * C, 1, (int64_t)length * 3 * C, hs); };
+    const Operand p = square.part(0, length, 1, (int64_t)heads * length * length, (int64_t)length * length);
+    const Operand merged = dy.part(0, C, 1, (int64_t)length * C, hs);
+
+    for (Engine engine : ENGINES) {
+        const std::string what = text(engine, f, f);
+        Sizes to_square = {length, length, hs, B, heads}, to_head = {length, hs, length, B, heads};
+        Target<float> scores(square.codes.size() + 16, 8, length, p.outer, p.inner); // S = q k^T
+        multiply_by(engine, scores.c, part(0), part(1).transposed(), to_square);
+        scores.expect(what + ", q k^T", expected_product(qkv, part(0), qkv, part(1).transposed(), to_square), to_square);
+
+        Target<T> y((size_t)BT * C + 16, 8, C, merged.outer, merged.inner); // y = P v
+        multiply_by(engine, y.c, p, part(2), to_head);
+        y.expect(what + ", P v", expected_product(square, p, qkv, part(2), to_head), to_head);
+
+        Target<T> dqkv((size_t)BT * 3 * C, 2 * C, 3 * C, part(2).outer, hs); // dv = P^T dy: dq and dk stay as they are
+        multiply_by(engine, dqkv.c, p.transposed(), merged, to_head);
+        dqkv.expect(what + ", P^T dy", expected_product(square, p.transposed(), dy, merged, to_head), to_head);
+    }
+}
+TEST_CASE_TEMPLATE("heads are views: q k^T, P v and P^T dy, read and written in place among their neighbours", T, float, bf16, fp16) {
+    check_heads<T>(2, 5, 3, 4);
+    check_heads<T>(1, 33, 2, 17);
+    check_heads<T>(3, 1, 1, 8);
+    check_heads<T>(2, 17, 2, 1);
+    check_heads<T>(1, 40, 1, 16);
+}
+
+// ==== the same bytes =================================================================================================
+
+TEST_CASE("one thread and two, and one run after another, give the same bytes") {
+    const std::vector<Sizes> sizes = {{3, 5, 4096}, {64, 64, 4096}, {257, 33, 129}, {256, 384, 128}, {128, 1, 1000}};
+    for (Format f : {FP32, BF16, FP16, E4M3})
+        for (const Sizes& s : sizes) {
+            Source a(f, s.M, s.K, 0, 1), b(f, s.N, s.K, 0, 2);
+            for (Engine engine : ENGINES) {
+                std::vector<double> results[3];
+                int run = 0;
+                for (int threads : {1, 2, 2}) {
+                    with_threads(threads, [&] {
+#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+                        if (run < 2) OneDnn::library() = OneDnn(); // what it has kept was made for another number of threads
+#endif
+                        Owned<float> c(s.M, s.N);
+                        multiply_by(engine, output(c.view()), a.operand(), b.operand().transposed(), s);
+                        results[run++] = c.get();
+                    });
+                }
+                INFO(text(engine, f, f), ", M=", s.M, " N=", s.N, " K=", s.K);
+                CHECK((results[0] == results[1]));
+                CHECK((results[1] == results[2]));
+            }
+        }
+}
+
+// ==== errors =========================================================================================================
+
+TEST_CASE("a product without rows, columns, terms or batches is an error that names the sizes") {
+    Owned<float> x(4, 4);
+    for (Sizes s : {Sizes{0, 4, 4}, Sizes{4, 0, 4}, Sizes{4, 4, 0}, Sizes{4, 4, -1}, Sizes{4, 4, 4, 0, 1}, Sizes{4, 4, 4, 1, 0}}) {
+        CHECK_THROWS_WITH_AS(matmul(output(x.view()), operand(x.view()), operand(x.view()), s),
+                             format("multiply: M=%d N=%d K=%d outer=%d inner=%d", s.M, s.N, s.K, s.outer, s.inner).c_str(), Error);
+        CHECK_THROWS_AS(matmul_add(output(x.view()), operand(x.view()), operand(x.view()), s), Error);
+    }
+}
+
+TEST_CASE("operands and outputs made from a tensor are the whole of it, row by row") {
+    Owned<bf16> x(3, 5);
+    Operand a = operand(x.view()), t = a.transposed();
+    CHECK(a.data == x.view().data);
+    CHECK(a.format == BF16);
+    CHECK(a.k == 0);
+    CHECK(a.row == 5);
+    CHECK(a.col == 1);
+    CHECK(t.row == 1);
+    CHECK(t.col == 5);
+    CHECK(t.transposed().row == 5);
+    CHECK(output(x.view()).row == 5);
+}
