@@ -17,9 +17,9 @@
 
 // One tensor of weights with all that training keeps of it.
 struct Parameter {
-    std::string name;         // "h.0.attn.c_attn.weight"
+    std::string name; // "h.0.attn.c_attn.weight"
     int rows = 0, cols = 0;
-    bool matrix = false;      // matrices decay, biases and layernorm gains do not
+    bool matrix = false; // matrices decay, biases and layernorm gains do not
     float *master = nullptr, *m = nullptr, *v = nullptr, *grad = nullptr;
     float* average = nullptr; // exponential moving average of the masters, if one is kept
     Format format = FP32;     // of the copy that products read
@@ -56,19 +56,20 @@ __global__ void adamw_kernel(float* w, float* m, float* v, Low* low, CastStats* 
         float update = (m_i * a.correction1) / (sqrtf(v_i * a.correction2) + a.eps) + a.weight_decay * w[i];
         float w_i = w[i] - a.lr * update;
         m[i] = m_i, v[i] = v_i, w[i] = w_i;
-        if (sizeof(Low) == 2) low[i] = round_to<Low>(w_i);
+        if constexpr (sizeof(Low) == 2) low[i].bits = round_to<Low>(w_i).bits; // a store of the whole struct would not vectorise
         count_value(s, w_i);
     }
     publish(stats, s);
 }
 
+// low = round(w). One block per CHUNK elements.
 template <class Low>
 __global__ void round_kernel(Low* low, const float* w, size_t n) {
     Chunk chunk(n);
     for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) low[i] = round_to<Low>(w[i]);
 }
 
-// average += (1 - decay) * (w - average)
+// average += (1 - decay) * (w - average). One block per CHUNK elements.
 template <class T>
 __global__ void average_kernel(T* average, const T* w, T decay, size_t n) {
     Chunk chunk(n);
@@ -77,6 +78,7 @@ __global__ void average_kernel(T* average, const T* w, T decay, size_t n) {
 
 // FP8 copies, once the amax of every new weight is known: one read-back for all tensors. `stats` are all tensors' statistics.
 inline void quantise_weights(std::vector<Parameter>& parameters, CastStats* stats) {
+    if (std::none_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return is_fp8(p.format); })) return;
     std::vector<CastStats> seen(parameters.size());
     copy_to_host(seen.data(), stats, seen.size());
     for (Parameter& p : parameters) {
@@ -120,6 +122,7 @@ inline void update_average(std::vector<Parameter>& parameters, float decay) {
         launch(average_kernel<float>, chunks(p.size()), BLOCK, p.average, (const float*)p.master, decay, p.size());
 }
 
+// a and b change places. One block per CHUNK elements.
 template <class T>
 __global__ void swap_kernel(T* a, T* b, size_t n) {
     Chunk chunk(n);

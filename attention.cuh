@@ -13,25 +13,25 @@
 #include "exp.cuh"
 #include "matmul.cuh"
 
-// P[r, :] = softmax(scale * S[r, 0..t]), then zeros; t = r % T. One warp per row: max, sum, write.
+// P[r, :] = softmax(scale * S[r, 0..t]), then zeros; t = r % T. One warp per row: max, sum, write. S is overwritten by
+// e^(scale * (S - max)), so that each e^x is computed once.
 template <class T>
-__global__ void causal_softmax_forward_kernel(T* p, const float* s, float scale, int rows, int length) {
+__global__ void causal_softmax_forward_kernel(T* p, float* s, float scale, int rows, int length) {
     const int r = row_of_warp(), lane = threadIdx.x;
     if (r >= rows) return;
     const int visible = r % length + 1;
-    const float* s_r = s + (size_t)r * length;
+    float* s_r = s + (size_t)r * length;
     T* p_r = p + (size_t)r * length;
 
-    int top = INT32_MIN;
-    for (int j = lane; j < visible; j += WARP) {
-        int o = ordered(s_r[j]);
-        top = o > top ? o : top;
-    }
-    const float largest = warp_max(from_ordered(top));
+    const float largest = warp_largest(s_r, visible);
     float sum = 0;
-    for (int j = lane; j < visible; j += WARP) sum += exp_fp32(scale * (s_r[j] - largest));
+    for (int j = lane; j < visible; j += WARP) {
+        const float e = exp_fp32(scale * (s_r[j] - largest));
+        s_r[j] = e;
+        sum += e;
+    }
     const float inverse = 1.0f / warp_sum(sum);
-    for (int j = lane; j < visible; j += WARP) p_r[j] = round_to<T>(exp_fp32(scale * (s_r[j] - largest)) * inverse);
+    for (int j = lane; j < visible; j += WARP) p_r[j] = round_to<T>(s_r[j] * inverse);
     for (int j = visible + lane; j < length; j += WARP) p_r[j] = round_to<T>(0.0f);
 }
 
@@ -84,7 +84,7 @@ void attention_forward(Tensor<T> y, Tensor<T> p, Tensor<float> s, Tensor<T> qkv,
     ENSURE(p.size() == (size_t)h.B * heads * length * length && s.size() == p.size(), "p has %zu elements, s %zu", p.size(), s.size());
     ENSURE(y.rows == qkv.rows && y.cols == h.C, "y is (%d,%d), qkv is (%d,%d)", y.rows, y.cols, qkv.rows, qkv.cols);
     matmul(h.square_out(s), h.part(qkv, 0), h.part(qkv, 1).transposed(), {length, length, h.hs, h.B, heads}); // S = q k^T
-    launch(causal_softmax_forward_kernel<T>, row_blocks(p.rows), row_threads(), p.data, (const float*)s.data, h.scale(), p.rows, length);
+    launch(causal_softmax_forward_kernel<T>, row_blocks(p.rows), row_threads(), p.data, s.data, h.scale(), p.rows, length);
     matmul(h.merged_out(y), h.square(p), h.part(qkv, 2), {length, h.hs, length, h.B, heads}); // y = P v
 }
 
@@ -96,10 +96,10 @@ void attention_backward(Tensor<T> dqkv, Tensor<T> dy, Tensor<T> p, Tensor<T> qkv
     ENSURE(dy.rows == qkv.rows && dy.cols == h.C, "dy is (%d,%d), qkv is (%d,%d)", dy.rows, dy.cols, qkv.rows, qkv.cols);
     ENSURE(p.size() == (size_t)h.B * heads * length * length && dp.size() == p.size() && ds.size() == p.size(),
            "p has %zu elements, dp %zu, ds %zu", p.size(), dp.size(), ds.size());
-    matmul(h.part_out(dqkv, 2), h.square(p).transposed(), h.merged(dy), {length, h.hs, length, h.B, heads});      // dv = P^T dy
-    matmul(h.square_out(dp), h.merged(dy), h.part(qkv, 2).transposed(), {length, length, h.hs, h.B, heads});      // dP = dy v^T
+    matmul(h.part_out(dqkv, 2), h.square(p).transposed(), h.merged(dy), {length, h.hs, length, h.B, heads}); // dv = P^T dy
+    matmul(h.square_out(dp), h.merged(dy), h.part(qkv, 2).transposed(), {length, length, h.hs, h.B, heads}); // dP = dy v^T
     launch(causal_softmax_backward_kernel<T>, row_blocks(p.rows), row_threads(), ds.data, (const float*)dp.data, (const T*)p.data,
            h.scale(), p.rows, length);
-    matmul(h.part_out(dqkv, 0), h.square(ds), h.part(qkv, 1), {length, h.hs, length, h.B, heads});                // dq = dS k
-    matmul(h.part_out(dqkv, 1), h.square(ds).transposed(), h.part(qkv, 0), {length, h.hs, length, h.B, heads});   // dk = dS^T q
+    matmul(h.part_out(dqkv, 0), h.square(ds), h.part(qkv, 1), {length, h.hs, length, h.B, heads});              // dq = dS k
+    matmul(h.part_out(dqkv, 1), h.square(ds).transposed(), h.part(qkv, 0), {length, h.hs, length, h.B, heads}); // dk = dS^T q
 }

@@ -1,11 +1,11 @@
 // bench.cu -- what every kernel and the whole training step cost, against what this machine can do, in the same run.
 //
-//   memory-bound kernel   bytes it has to move / time     in % of a plain copy between arrays larger than any cache
+//   memory-bound kernel   bytes it has to move / time     in % of y = x or y += x over arrays that no cache holds
 //   matrix product        2 M N K / time                  in % of one square product of 1024 in the format multiplied
 //   training step         time                            as a multiple of its own matrix products, run alone
 //
 // Units    MB are 10^6 bytes; ns/element is per element of the size shown. Bytes count once for each kernel that reads or
-//          writes them: what still lies in the cache is read at more than 100 % of copying
+//          writes them: what still lies in the cache comes at more than 100 % of the memory's rate
 // Formats  a product in FP8 is held against BF16 and one in FP16 against FP32, which is what the CPU decodes them to
 // Why      a speed means something only beside a limit, and a limit only on the machine and in the minute where it was
 //          measured. Kernels and limits: the fastest of many runs. Step and products: in turns, medians, so that
@@ -61,8 +61,7 @@ void timed(const char* call, F f) {
 #define launch(...) timed(#__VA_ARGS__, [&] { (launch)(__VA_ARGS__); })
 #define fill_zero(...) timed("fill_zero", [&] { (fill_zero)(__VA_ARGS__); })
 
-#include "data.h"
-#include "gpt.cuh"
+#include "training.cuh"
 
 // ==== tensors to work on =============================================================================================
 
@@ -88,45 +87,49 @@ struct Filled : Tensor<T> {
     double bytes() const { return memory.bytes(); }
 };
 
-// body(T()) for the stored format T.
-template <class F>
-void with_stored(Format f, F body) {
-    f == FP32 ? body(float()) : f == BF16 ? body(bf16()) : body(fp16());
-}
-
 // ==== limits, and rows that are held against them ====================================================================
 
 struct Limits {
-    double copy, fp32, bf16; // bytes/s; flop/s of products
+    double memory, fp32, bf16; // bytes/s; flop/s of products
     double product(Format f) const { return f == FP32 || f == FP16 ? fp32 : bf16; }
 } limits;
 
 template <class T>
-__global__ void copy_kernel(T* to, const T* from, size_t n) {
+__global__ void copy_kernel(T* y, const T* x, size_t n) {
     Chunk chunk(n);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) to[i] = from[i];
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) y[i] = x[i];
+}
+template <class T>
+__global__ void add_kernel(T* y, const T* x, size_t n) {
+    Chunk chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) y[i] += x[i];
 }
 
 void measure_limits() {
-    Filled<float> from(1 << 14, 1 << 12), to(1 << 14, 1 << 12);
-    limits.copy = 8.0 * from.size() / fastest([&] { launch(copy_kernel<float>, chunks(from.size()), BLOCK, to.data, (const float*)from.data, from.size()); });
+    const size_t n = 1 << 26;
+    Filled<float> x(1 << 13, 1 << 13), y(1 << 13, 1 << 13);
+    const double copy = 8 * n / fastest([&] { launch(copy_kernel<float>, chunks(n), BLOCK, y.data, (const float*)x.data, n); });
+    const double add = 12 * n / fastest([&] { launch(add_kernel<float>, chunks(n), BLOCK, y.data, (const float*)x.data, n); });
+    limits.memory = std::max(copy, add); // a CPU reads what it is about to overwrite: its copies move half as much again
     auto product_rate = [](auto zero) {
         const int n = 1024;
         Filled<decltype(zero)> a(n, n), b(n, n), c(n, n);
         return 2.0 * n * n * n / fastest([&] { matmul(output(c), operand(a), operand(b), {n, n, n}); });
     };
     limits.fp32 = product_rate(float()), limits.bf16 = product_rate(bf16());
-    printf("\n| limit of this machine            |               |\n|:---------------------------------|--------------:|\n"
-           "| copy, 268 MB to 268 MB           | %8.1f GB/s |\n| product 1024 x 1024 x 1024, FP32 | %5.0f GFLOP/s |\n| product 1024 x 1024 x 1024, BF16 | %5.0f GFLOP/s |\n",
-           limits.copy / 1e9, limits.fp32 / 1e9, limits.bf16 / 1e9);
+    printf("\n| limit of this machine              |               |\n|:-----------------------------------|--------------:|\n");
+    for (auto [what, rate] : {std::pair("copy, y = x, 268 MB each, FP32", copy), std::pair("add, y += x, 268 MB each, FP32", add)})
+        printf("| %-34s | %8.1f GB/s |\n", what, rate / 1e9);
+    for (auto [what, rate] : {std::pair("product 1024 x 1024 x 1024, FP32", limits.fp32), std::pair("product 1024 x 1024 x 1024, BF16", limits.bf16)})
+        printf("| %-34s | %5.0f GFLOP/s |\n", what, rate / 1e9);
 }
 
-// A row for f(), held against copying if it has no flop, else against the products of format `limit`.
+// A row for f(), held against the memory if it has no flop, else against the products of format `limit`.
 template <class F>
 void row(const std::string& what, const std::string& formats, const std::string& size, double elements, double bytes, double flop, Format limit, F f) {
-    const double s = fastest(f), rate = (flop ? flop : bytes) / s, most = flop ? limits.product(limit) : limits.copy;
-    printf("| %-23s | %-12s | %-17s | %8.3f | %7.1f | %8.1f | %10.4f | %4.0f %s | %4.0f %% of %s |\n", what.c_str(), formats.c_str(), size.c_str(),
-           bytes / 1e6, flop / 1e6, s * 1e6, s * 1e9 / elements, rate / 1e9, flop ? "GFLOP/s" : "GB/s   ", 100 * rate / most, flop ? "product" : "copy   ");
+    const double s = fastest(f), rate = (flop ? flop : bytes) / s, most = flop ? limits.product(limit) : limits.memory;
+    printf("| %-23s | %-12s | %-17s | %8.3f | %7.1f | %8.1f | %10.4f | %4.0f %s | %3.0f %% of %-7s |\n", what.c_str(), formats.c_str(), size.c_str(),
+           bytes / 1e6, flop / 1e6, s * 1e6, s * 1e9 / elements, rate / 1e9, flop ? "GFLOP/s" : "GB/s   ", 100 * rate / most, flop ? "product" : "memory");
     fflush(stdout);
 }
 template <class F>
@@ -230,7 +233,7 @@ void bench_attention(int) {
     Filled<T> p(SQUARES, CONTEXT), ds(SQUARES, CONTEXT), qkv(BT, 3 * C), dqkv(BT, 3 * C), y(BT, C);
     const double forward = s.bytes() / 2 + p.bytes(), backward = s.bytes() / 2 + 1.5 * p.bytes(); // reads the visible half, writes all
     kernel_row("causal_softmax_forward", name<T>, SQUARES, CONTEXT, forward,
-               [&] { launch(causal_softmax_forward_kernel<T>, row_blocks(SQUARES), row_threads(), p.data, (const float*)s.data, 0.125f, SQUARES, CONTEXT); });
+               [&] { launch(causal_softmax_forward_kernel<T>, row_blocks(SQUARES), row_threads(), p.data, s.data, 0.125f, SQUARES, CONTEXT); });
     kernel_row("causal_softmax_backward", name<T>, SQUARES, CONTEXT, backward, [&] {
         launch(causal_softmax_backward_kernel<T>, row_blocks(SQUARES), row_threads(), ds.data, (const float*)s.data, (const T*)p.data, 0.125f, SQUARES, CONTEXT);
     });
@@ -267,31 +270,14 @@ void bench_matmul(int) {
 
 using Action = std::function<void()>;
 
-// train_step of train_gpt.cu, with one micro-batch and a fixed learning rate and loss scale.
+// train_step, ever on: each call is the next step of one run.
 template <class T>
 Action make_step(const Recipe& r, const Tokens& tokens) {
-    auto owner = std::make_shared<GPT<T>>(Shape{LAYERS, HEADS, C, CONTEXT, VOCAB}, r, BATCH, CONTEXT);
-    owner->initialise(1);
-    return [owner, &tokens, t = 0]() mutable {
-        GPT<T>& gpt = *owner;
-        const float scale = gpt.recipe.loss_scaling ? 1024 : 1;
-        fill_zero(gpt.gradients.data(), gpt.gradients.bytes());
-        Batch batch = train_batch(tokens, BATCH, CONTEXT, 1, t, 0, 1);
-        TokenBatch on_machine = upload_batch((int*)gpt.tokens.data(), batch.x, batch.y, BATCH, CONTEXT, VOCAB);
-        gpt_forward(gpt, on_machine, Pass::train);
-        const double loss = gpt_loss(gpt, on_machine, scale);
-        gpt_backward(gpt, on_machine);
-
-        const CastStats casts = end_step_of_casts(gpt);
-        const double norm = global_norm((float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale, (float*)gpt.partial.data());
-        ENSURE(std::isfinite(loss + norm) && !casts.nan && !casts.inf, "%s: step %d is not finite", gpt.recipe.name, t);
-
-        AdamW adam = {1e-3f};
-        adam.weight_decay = 0.1f, adam.grad_scale = (float)(std::min(1.0, 1 / norm) / scale);
-        adam.set_step(++t);
-        adamw_update(gpt.parameters, gpt.weight_stats(), adam);
-        gpt.point_at_weights();
-    };
+    Config c;
+    c.batch = BATCH, c.context = CONTEXT;
+    auto gpt = std::make_shared<GPT<T>>(Shape{LAYERS, HEADS, C, CONTEXT, VOCAB}, r, BATCH, CONTEXT);
+    gpt->initialise((uint32_t)c.seed);
+    return [=, &tokens, scale = loss_scale_of(c, r), at = Progress()]() mutable { train_step(*gpt, scale, at, tokens, c); };
 }
 
 // The matrix products of a step and nothing else: the same library calls, in the same order, on the same memory. Where they
@@ -375,10 +361,12 @@ int main(int argc, char** argv) try {
     if (only != "step")
         printf("\n| kernel                  | format       | size              |       MB |   MFLOP |       us | ns/element |         rate | of the limit    |\n"
                "|:------------------------|:-------------|:------------------|---------:|--------:|---------:|-----------:|-------------:|----------------:|\n");
-    auto bench = [&](const char* name, std::vector<int> sizes, std::initializer_list<void (*)(int)> formats) {
+    bool found = false;
+    auto bench = [&](const char* name, std::vector<int> sizes, std::vector<void (*)(int)> formats) {
+        if (!only.empty() && only != name) return;
+        found = true;
         for (int rows : sizes)
-            for (auto run : formats)
-                if (only.empty() || only == name) run(rows);
+            for (auto run : formats) run(rows);
     };
     bench("layernorm", {BT, LARGE}, {bench_layernorm<float>, bench_layernorm<bf16>, bench_layernorm<fp16>});
     bench("gelu", {BT, LARGE}, {bench_gelu<float>, bench_gelu<bf16>, bench_gelu<fp16>});
@@ -391,6 +379,7 @@ int main(int argc, char** argv) try {
     bench("attention", {BT}, {bench_attention<float>, bench_attention<bf16>, bench_attention<fp16>});
     bench("matmul", {BT}, {bench_matmul});
     bench("step", {BT}, {bench_step});
+    if (!found) refuse("--only %s: there is nothing of that name to time", only.c_str());
     return 0;
 } catch (const Error& e) {
     fprintf(stderr, "bench: %s\n", e.what());

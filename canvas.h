@@ -176,5 +176,5 @@ inline void save_png(const std::string& path, const Canvas& canvas) {
     if (written && rename(part.c_str(), path.c_str()) == 0) return;
     const std::string reason = strerror(errno);
     if (file) remove(part.c_str());
-    refuse("cannot write %s: %s", path.c_str(), reason.c_str());
+    throw Error(1, format("cannot write %s: %s", path.c_str(), reason.c_str()));
 }

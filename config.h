@@ -1,13 +1,14 @@
 // config.h -- every option of ./train_gpt, once: its name, its default, its meaning and what values it may have.
 //
-//   each_option(config, option) visits them; the same visit parses the command line, prints --help and writes config.json
+//   each_option(config, option) visits them: to parse the command line, to print --help, to write config.json
+//   loss_scale_of, learning_rate: what two of the options mean
 //
 // Units    learning rates per step; warmup, eval-every, loss-scale-window in optimizer steps; context and tokens in tokens
 // Why      a list of options that is kept twice drifts apart; this one is kept once
 // Tests    tests/test_config.cu, tests/test_train_gpt.cu
 #pragma once
-#include <CLI/CLI.hpp>
-#include "gpt.cuh"
+#include <algorithm>
+#include "scaling.cuh"
 
 struct Config {
     std::string recipe = "bf16";
@@ -16,17 +17,17 @@ struct Config {
     std::string data, val_data;
     int vocab = 0;
 
-    int layers = 4, heads = 4, channels = 128, context = 144;
+    int layers = 2, heads = 4, channels = 64, context = 160;
 
-    int batch = 16, accumulate = 1, steps = 1000;
-    double lr = 2e-3, min_lr = 2e-4;
-    int warmup = 50;
-    double beta1 = 0.9, beta2 = 0.99, weight_decay = 0.1, clip = 1, ema = 0;
+    int batch = 16, accumulate = 1, steps = 4800;
+    double lr = 8e-3, min_lr = -1;
+    int warmup = 100;
+    double beta1 = 0.9, beta2 = 0.95, weight_decay = 0.1, clip = 1, ema = 0;
     std::string loss_scale = "auto";
     int loss_scale_window = 2000;
     int64_t seed = 1;
 
-    int eval_every = 100, eval_batches = 10;
+    int eval_every = 250, eval_batches = 10;
     std::string out = "out";
     std::string sample;
     int tokens = 400;
@@ -52,7 +53,7 @@ void each_option(Config& c, F option) {
     option("--accumulate", c.accumulate, "micro-batches in an optimizer step", 1, 1 << 20);
     option("--steps", c.steps, "optimizer steps", 0, most);
     option("--lr", c.lr, "peak learning rate", 0, 1e3);
-    option("--min-lr", c.min_lr, "learning rate at the end of the cosine", 0, 1e3);
+    option("--min-lr", c.min_lr, "learning rate at the end of the cosine; -1: a fortieth of --lr", -1, 1e3);
     option("--warmup", c.warmup, "steps of linear warmup", 0, most);
     option("--beta1", c.beta1, "AdamW: decay of the mean of gradients", 0, 0.999999);
     option("--beta2", c.beta2, "AdamW: decay of the mean of squared gradients", 0, 0.999999);
@@ -72,52 +73,6 @@ void each_option(Config& c, F option) {
     option("--machine", c.machine, "print what this program would run on, and stop");
 }
 
-// Why `text` is not a number within [low, high], or nothing. A whole number is written as such: 010 is not 8, 1e3 not 1000.
-inline std::string complaint(const std::string& text, bool whole, double low, double high) {
-    char* end;
-    const double x = std::strtod(text.c_str(), &end);
-    if (!text.empty() && *end == '\0' && x >= low && x <= high && (!whole || text == format("%.0f", x))) return "";
-    return format("'%s' is not a %s from %.10g to %.10g", text.c_str(), whole ? "whole number" : "number", low, high);
-}
-
-// The command line as a Config. --help prints and exits; anything wrong is one line that names it, and status 2.
-inline Config parse_options(int argc, char** argv) {
-    Config c;
-    CLI::App app("fewbits: trains a small GPT from scratch in FP32, BF16, FP16 or FP8");
-    app.set_help_flag("--help,-h", "print this and stop");
-    app.option_defaults()->always_capture_default();
-    each_option(c, [&](const char* name, auto& field, const char* what, auto... bounds) {
-        if constexpr (std::is_same_v<decltype(field), bool&>) app.add_flag(name, field, what);
-        else {
-            auto* o = app.add_option(name, field, what);
-            if constexpr (sizeof...(bounds) == 2) {
-                constexpr bool whole = std::is_integral_v<std::decay_t<decltype(field)>>;
-                const std::pair<double, double> range(bounds...);
-                o->check([range](const std::string& text) { return complaint(text, whole, range.first, range.second); }, "");
-            }
-        }
-    });
-    try {
-        app.parse(argc, argv);
-    } catch (const CLI::CallForHelp&) {
-        printf("%s", app.help().c_str());
-        exit(0);
-    } catch (const CLI::ParseError& e) {
-        std::string message = e.what();
-        for (char& ch : message)
-            if (ch == '\n') ch = ' ';
-        refuse("%s (see --help)", message.c_str());
-    }
-    recipe_named(c.recipe);
-    if (c.channels % c.heads) refuse("--channels %d is not a multiple of --heads %d", c.channels, c.heads);
-    if (c.min_lr > c.lr) refuse("--min-lr %g is above --lr %g", c.min_lr, c.lr);
-    if (c.out.empty()) refuse("--out is empty; expected the name of a folder");
-    if ((int64_t)c.batch * c.heads * c.context > INT32_MAX) // attention has a row for each, and rows are counted in int
-        refuse("--batch %d x --heads %d x --context %d is above %d: take more --accumulate, and a smaller --batch", c.batch, c.heads,
-               c.context, INT32_MAX);
-    return c;
-}
-
 // --loss-scale as a LossScale.
 inline LossScale loss_scale_of(const Config& c, const Recipe& r) {
     if (c.loss_scale == "none" || (c.loss_scale == "auto" && !r.loss_scaling)) return LossScale::fixed(1);
@@ -132,6 +87,7 @@ inline LossScale loss_scale_of(const Config& c, const Recipe& r) {
 // The learning rate of applied step t = 0, 1, ...: linear warmup, then a cosine from lr down to min_lr.
 inline float learning_rate(const Config& c, int t) {
     if (t < c.warmup) return (float)(c.lr * (t + 1) / c.warmup);
+    const double last = c.min_lr < 0 ? c.lr / 40 : c.min_lr;
     double done = c.steps > c.warmup ? std::min(1.0, (double)(t - c.warmup) / (c.steps - c.warmup)) : 1;
-    return (float)(c.min_lr + 0.5 * (1 + std::cos(3.141592653589793 * done)) * (c.lr - c.min_lr));
+    return (float)(last + 0.5 * (1 + std::cos(3.141592653589793 * done)) * (c.lr - last));
 }

@@ -19,12 +19,7 @@ __global__ void crossentropy_kernel(float* loss, T* dlogits, const float* logits
     if (bt >= BT) return;
     const float* logits_bt = logits + (size_t)bt * V;
 
-    int top = INT32_MIN;
-    for (int v = lane; v < V; v += WARP) {
-        int o = ordered(logits_bt[v]);
-        top = o > top ? o : top;
-    }
-    const float largest = warp_max(from_ordered(top));
+    const float largest = warp_largest(logits_bt, V);
     float sum = 0;
     for (int v = lane; v < V; v += WARP) sum += exp_fp32(logits_bt[v] - largest);
     sum = warp_sum(sum);

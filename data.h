@@ -56,6 +56,7 @@ class Tokens {
 struct Data {
     Tokens train, validation;
     int vocab = 0;
+    bool bytes = false;              // whether a token is a byte of text
     std::vector<Question> questions; // of the embedded stories only
     std::string description;         // one line for the log
 };
@@ -97,13 +98,19 @@ constexpr struct {
     int magic;
     const char* name;
 } OTHER_LLMC_FILES[] = {
-    {20240326, "model"},          {20240327, "debug state"},     {20240328, "tokenizer"},
-    {20240522, "evaluation set"}, {20240527, "optimizer state"}, {20240801, "shard of Llama-3's uint32 tokens"},
+    {20240326, "model"},
+    {20240327, "debug state"},
+    {20240328, "tokenizer"},
+    {20240522, "evaluation set"},
+    {20240527, "optimizer state"},
+    {20240801, "shard of Llama-3's uint32 tokens"},
 };
 
+// clang-format off
 enum class TokenFile { text, nanogpt, shard };
+// clang-format on
 inline const char* name_of(TokenFile kind) {
-    return kind == TokenFile::text ? "text" : kind == TokenFile::nanogpt ? "nanoGPT tokens" : "an llm.c shard";
+    return kind == TokenFile::text ? "text" : (kind == TokenFile::nanogpt ? "nanoGPT tokens" : "an llm.c shard");
 }
 
 inline TokenFile kind_of(const MappedFile& file) {
@@ -163,14 +170,16 @@ inline Data load_data(const std::string& path, const std::string& val_path, int 
         Stories stories = make_stories();
         data.train = Tokens(std::move(stories.train)), data.validation = Tokens(std::move(stories.validation));
         data.questions = std::move(stories.questions);
-        data.vocab = vocab ? vocab : 256;
+        data.vocab = vocab ? vocab : 256, data.bytes = true;
     } else {
         MappedFile file = map_file(path);
         TokenFile kind = kind_of(file);
         if (kind == TokenFile::nanogpt && !vocab)
             refuse("%s: has no header, so it is read as nanoGPT's uint16 tokens, which do not say their vocabulary: "
-                   "add --vocab N (65 for shakespeare_char, 50257 for GPT-2's tokens)", path.c_str());
-        data.vocab = vocab ? vocab : kind == TokenFile::text ? 256 : 50257;
+                   "add --vocab N (65 for shakespeare_char, 50257 for GPT-2's tokens)",
+                   path.c_str());
+        data.bytes = kind == TokenFile::text;
+        data.vocab = vocab ? vocab : (data.bytes ? 256 : 50257);
         Tokens tokens = tokens_of(file, kind, data.vocab);
         source = path + " (" + name_of(kind) + ")";
         if (val_path.empty()) {

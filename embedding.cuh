@@ -7,7 +7,7 @@
 // Shapes   x, dx (BT, C)    wte (V, C)    wpe (context, C)    token (B, T)
 // Formats  x, dx, wte, wpe in the stored format; dwte, dwpe and the sums in FP32
 // Why      many tokens of a batch are the same: adding their gradients with float atomics gives another order, and
-//          another sum, at every run. The host sorts the positions by token (counting sort, stable), and one warp adds
+//          another sum, at every run. The host sorts the positions by token, keeping their order, and one warp adds
 //          the positions of one token in that order.
 // Tests    tests/test_embedding.cu     Times  bench.cu, bench_embedding
 #pragma once
@@ -28,7 +28,7 @@ inline TokenBatch upload_batch(int* memory, const std::vector<int>& x, const std
     for (int bt = 0; bt < BT; bt++)
         ENSURE(x[bt] >= 0 && x[bt] < vocab && y[bt] >= 0 && y[bt] < vocab, "token %d or target %d at %d is outside a vocabulary of %d",
                x[bt], y[bt], bt, vocab);
-    std::vector<int> all(4 * BT + 1);
+    std::vector<int> all(4 * (size_t)BT + 1);
     int *token = all.data(), *target = token + BT, *position = target + BT, *start = position + BT;
     std::copy(x.begin(), x.end(), token);
     std::copy(y.begin(), y.end(), target);

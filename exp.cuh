@@ -1,5 +1,7 @@
 // exp.cuh -- e^x that a C++ compiler can do sixteen at a time; softmax, cross-entropy and GELU stand on it.
 //
+//   exp_fp32          e^x            sigmoid        1 / (1 + e^-x)            warp_largest   max of x, for e^(x - max)
+//
 //   x = n ln 2 + r,  |r| <= ln 2 / 2         e^x = 2^n * (1 + r + r^2/2! + ... + r^7/7!)
 //
 // Source   Cody and Waite 1980, "Software manual for the elementary functions": ln 2 in two pieces keeps r exact
@@ -44,3 +46,13 @@ __host__ __device__ inline int ordered(float x) {
     return i ^ (i >> 31 & 0x7FFFFFFF);
 }
 __host__ __device__ inline float from_ordered(int i) { return bits_as<float>(i ^ (i >> 31 & 0x7FFFFFFF)); }
+
+// The largest of x[0 .. n-1], by one warp: what is taken out of an exponent before e^x can overflow.
+__device__ inline float warp_largest(const float* x, int n) {
+    int top = INT32_MIN;
+    for (int i = threadIdx.x; i < n; i += WARP) {
+        const int o = ordered(x[i]);
+        top = o > top ? o : top;
+    }
+    return from_ordered(warp_max(top));
+}

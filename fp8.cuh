@@ -1,7 +1,7 @@
 // fp8.cuh -- FP8: E4M3 for what goes forward (weights, inputs), E5M2 for what comes back (gradients).
 //
 //   FP16   S EEEEE MMMMMMMMMM
-//   E5M2   S EEEEE MM               the upper half of an FP16: its range, an eighth of a digit
+//   E5M2   S EEEEE MM               the upper half of an FP16: all of its range, 3 significant bits of 11
 //   E4M3   S  EEEE MMM              half the range, one bit more; no Inf, and only S.1111.111 is NaN, which buys 448
 //
 //          bits   bias   largest   smallest normal   smallest subnormal   spacing at 1   Inf    NaN

@@ -25,6 +25,7 @@ __global__ void gelu_forward_kernel(T* y, const T* x, size_t n) {
     }
 }
 
+// One block per CHUNK elements; reads dy and x once, writes dx once.
 template <class T>
 __global__ void gelu_backward_kernel(T* dx, const T* dy, const T* x, size_t n) {
     Chunk chunk(n);

@@ -154,9 +154,7 @@ inline Memory memory_needed(const Shape& s, const Recipe& r, int B, int length, 
         m.masters += one.used, m.gradients += one.used, m.moments += 2 * one.used, m.low += low.used;
         if (average) m.averages += one.used;
     }
-    m.activations = r.stored == FP32   ? activation_bytes<float>(s, r, B, length, true)
-                    : r.stored == BF16 ? activation_bytes<bf16>(s, r, B, length, true)
-                                       : activation_bytes<fp16>(s, r, B, length, true);
+    m.activations = with_stored(r.stored, [&](auto zero) { return activation_bytes<decltype(zero)>(s, r, B, length, true); });
     return m;
 }
 
@@ -182,6 +180,12 @@ struct GPT {
     CastStats* weight_stats() const { return (CastStats*)stats.data(); }
     CastStats* site_stats() const { return weight_stats() + parameters.size(); }
     Tensor<T> embedding(const Parameter* p) const { return {(T*)p->low, p->rows, p->cols}; }
+
+    // A batch on the machine; its memory holds one at a time.
+    TokenBatch upload(const std::vector<int>& x, const std::vector<int>& y, int B, int length) {
+        ENSURE((4 * (size_t)B * length + 1) * sizeof(int) <= tokens.bytes(), "a batch of %d x %d tokens is larger than the model was made for", B, length);
+        return upload_batch((int*)tokens.data(), x, y, B, length, shape.vocab);
+    }
 
     // Memory for the model and for training with batches of up to B x length tokens; weights are zero.
     GPT(const Shape& s, const Recipe& r, int B, int length, bool average = false)
@@ -270,20 +274,15 @@ struct GPT {
     }
 };
 
-// The step's statistics of all FP8 casts, summed: each site decides its next scale, and counting starts anew.
+// What each FP8 cast saw since the last call; counting starts anew.
 template <class T>
-CastStats end_step_of_casts(GPT<T>& gpt) {
-    CastStats total = {};
-    if (gpt.sites.empty()) return total;
-    std::vector<CastStats> seen(16 * gpt.shape.layers);
+std::vector<CastStats> take_cast_stats(GPT<T>& gpt) {
+    std::vector<CastStats> seen(gpt.sites.empty() ? 0 : 16 * gpt.shape.layers);
     copy_to_host(seen.data(), gpt.site_stats(), seen.size());
     fill_zero(gpt.site_stats(), seen.size() * sizeof(CastStats));
-    for (auto& [name, site] : gpt.sites) {
-        const CastStats& s = seen[site->stats - gpt.site_stats()];
-        site->end_step(s);
-        total.nan += s.nan, total.inf += s.inf, total.saturated += s.saturated;
-    }
-    return total;
+    std::vector<CastStats> by_site;
+    for (auto& [name, site] : gpt.sites) by_site.push_back(seen[site->stats - gpt.site_stats()]);
+    return by_site;
 }
 
 // ==== one transformer block ==========================================================================================
@@ -359,7 +358,7 @@ template <class T>
 void gpt_backward(GPT<T>& gpt, const TokenBatch& batch) {
     Activations<T>& a = gpt.now[0];
     const int V = gpt.shape.vocab, C = gpt.shape.channels, L = gpt.shape.layers;
-    matmul(output(a.d.ln), operand(a.d.logits), gpt.wte->operand(), {a.BT, C, V});                      // dlogits @ wte
+    matmul(output(a.d.ln), operand(a.d.logits), gpt.wte->operand(), {a.BT, C, V}); // dlogits @ wte
     matmul_add(output(gpt.wte->gradient()), operand(a.d.logits).transposed(), operand(a.lnf), {V, C, a.BT});
     fill_zero(a.d.residual.data, a.d.residual.size() * sizeof(T));
     layernorm_backward(a.d.residual, gpt.lnf, a.d.ln, L ? a.blocks[L - 1].out : a.embedded, a.mean, a.rstd, a.d.partial);
@@ -370,7 +369,8 @@ void gpt_backward(GPT<T>& gpt, const TokenBatch& batch) {
 
 // ==== autopsy ========================================================================================================
 
-// The first tensor that holds a NaN or Inf, in the order of computing: weights, activations forward, gradients backward.
+// The first tensor that holds a NaN or Inf: weights, then the last forward pass's activations in their order, then
+// gradients from the last layer to the first.
 template <class T>
 std::string first_nonfinite(GPT<T>& gpt) {
     CastStats* scratch = gpt.site_stats() + 16 * gpt.shape.layers; // the last place: nobody else's
@@ -384,16 +384,10 @@ std::string first_nonfinite(GPT<T>& gpt) {
     for (const Parameter& p : gpt.parameters)
         if (bad(p.weight())) return "weight " + p.name;
     for (const Arena::Piece& a : gpt.arena.pieces) {
-        bool is_bad = a.element_bytes == 4 ? bad(Tensor<float>((float*)a.data, 1, a.elements)) : bad(Tensor<T>((T*)a.data, 1, a.elements));
+        const bool is_bad = a.element_bytes == 4 ? bad(Tensor<float>((float*)a.data, a.rows, a.cols)) : bad(Tensor<T>((T*)a.data, a.rows, a.cols));
         if (is_bad) return "activation " + (a.layer < 0 ? "" : "h." + std::to_string(a.layer) + ".") + a.name;
     }
     for (auto p = gpt.parameters.rbegin(); p != gpt.parameters.rend(); ++p)
         if (bad(p->gradient())) return "gradient of " + p->name;
-    for (auto& [name, site] : gpt.sites)
-        if (site->stats) {
-            CastStats seen;
-            copy_to_host(&seen, site->stats, 1);
-            if (seen.nan + seen.inf > 0) return "cast of " + name;
-        }
     return "nothing (each tensor is finite now)";
 }

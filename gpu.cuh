@@ -32,10 +32,12 @@ struct Error : std::runtime_error {
     Error(int status, const std::string& message) : std::runtime_error(message), status(status) {}
 };
 
+// clang-format off
 #if defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
 inline std::string format(const char* pattern, ...) {
+    // clang-format on
     va_list args, again;
     va_start(args, pattern);
     va_copy(again, args);
@@ -52,9 +54,9 @@ template <class... A>
     throw Error(2, format(pattern, args...));
 }
 [[noreturn]] inline void refuse(const char* message) { throw Error(2, message); }
-#define ENSURE(condition, ...)                                                                              \
-    do {                                                                                                    \
-        if (!(condition)) throw Error(1, std::string(__func__) + ": " + format(__VA_ARGS__));               \
+#define ENSURE(condition, ...)                                                                \
+    do {                                                                                      \
+        if (!(condition)) throw Error(1, std::string(__func__) + ": " + format(__VA_ARGS__)); \
     } while (0)
 
 // ==== the machine ====================================================================================================
@@ -63,17 +65,18 @@ template <class... A>
 #include <cuda_runtime.h>
 
 constexpr int WARP = 32, BLOCK = 256;
-#define CUDA_CHECK(call)                                                                                    \
-    do {                                                                                                    \
-        cudaError_t status_ = (call);                                                                       \
-        if (status_ != cudaSuccess)                                                                         \
-            throw Error(1, format("%s:%d: CUDA: %s", __FILE__, __LINE__, cudaGetErrorString(status_)));     \
+#define CUDA_CHECK(call)                                                                                \
+    do {                                                                                                \
+        cudaError_t status_ = (call);                                                                   \
+        if (status_ != cudaSuccess)                                                                     \
+            throw Error(1, format("%s:%d: CUDA: %s", __FILE__, __LINE__, cudaGetErrorString(status_))); \
     } while (0)
 
 // kernel<<<blocks, threads>>>(args...) and the error check that is so easily forgotten.
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 blocks, dim3 threads, A... args) {
     if (blocks.x == 0 || blocks.y == 0 || blocks.z == 0) return;
+    ENSURE(blocks.y <= 65535 && blocks.z <= 65535, "a grid of %u x %u x %u blocks: CUDA allows 65535 in y and z", blocks.x, blocks.y, blocks.z);
     kernel<<<blocks, threads>>>(args...);
     CUDA_CHECK(cudaGetLastError());
 }
@@ -126,30 +129,20 @@ inline void synchronize() {}
 
 // ==== sums over a warp and over a block: FP32, one fixed order =======================================================
 
-__device__ inline float warp_sum(float x) {
+template <class T> // float or unsigned
+__device__ inline T warp_sum(T x) {
 #if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
     for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
 #endif
     return x;
 }
-__device__ inline float warp_max(float x) {
-#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
-    for (int step = WARP / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
-#endif
-    return x;
-}
-__device__ inline unsigned warp_max(unsigned x) {
+template <class T>
+__device__ inline T warp_max(T x) {
 #if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
     for (int step = WARP / 2; step > 0; step /= 2) {
-        unsigned other = __shfl_xor_sync(0xffffffffu, x, step);
-        x = x > other ? x : other;
+        T other = __shfl_xor_sync(0xffffffffu, x, step);
+        x = other > x ? other : x;
     }
-#endif
-    return x;
-}
-__device__ inline unsigned warp_sum(unsigned x) {
-#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
-    for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
 #endif
     return x;
 }
@@ -212,7 +205,8 @@ class Buffer {
     explicit Buffer(size_t bytes) : bytes_(bytes) {
         if (bytes == 0) return;
 #if defined(__CUDACC__)
-        if (cudaMalloc(&data_, bytes) != cudaSuccess) throw Error(1, format("out of GPU memory: %zu bytes wanted", bytes));
+        if (cudaMalloc(&data_, bytes) != cudaSuccess && (cudaGetLastError(), true)) // so that the next launch does not report it
+            throw Error(1, format("out of GPU memory: %zu bytes wanted", bytes));
         CUDA_CHECK(cudaMemset(data_, 0, bytes));
 #else
         data_ = aligned_alloc(256, ceil_div<size_t>(bytes, 256) * 256); // as cudaMalloc does; Arena counts on it
@@ -267,7 +261,7 @@ struct Arena {
         const char* name;
         int layer; // -1: of no layer
         void* data;
-        size_t elements, element_bytes;
+        int rows, cols, element_bytes;
     };
     char* base = nullptr;
     size_t used = 0;
@@ -290,7 +284,7 @@ struct Tensor {
     Tensor(T* data, int rows, int cols) : data(data), rows(rows), cols(cols) {}
     Tensor(Arena& arena, int rows, int cols, const char* name = nullptr)
         : data((T*)arena.take((size_t)rows * cols * sizeof(T))), rows(rows), cols(cols) {
-        if (name) arena.pieces.push_back({name, arena.layer, data, size(), sizeof(T)});
+        if (name) arena.pieces.push_back({name, arena.layer, data, rows, cols, (int)sizeof(T)});
     }
     size_t size() const { return (size_t)rows * cols; }
 };

@@ -19,7 +19,7 @@ struct Linear {
     Operand w = {};          // (N, K), as rounded after the last optimizer step
     Tensor<float> b, dw, db; // (1, N), (N, K), (1, N)
     CastSite x, dy;
-    Operand x_read = {};     // what forward read: kept for dw
+    Operand x_read = {}; // what forward read: kept for dw
 };
 
 // x as the products read it: x itself where its format is the site's, else codes in `codes`, with what was seen counted.

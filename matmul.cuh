@@ -151,9 +151,11 @@ void matmul_onednn(Output<T> c, Operand a, Operand b, Sizes s, const float* bias
     Output<float> sum = {nullptr, s.N, (int64_t)s.inner * s.M * s.N, (int64_t)s.M * s.N};
     if (!direct) sum.data = (float*)workspace(2, (size_t)s.outer * s.inner * s.M * s.N * 4);
 
-    ProductShape shape = {s.outer, s.inner, s.M, s.N, s.K, {a.outer, a.inner, a.row, a.col}, {b.outer, b.inner, b.row, b.col},
-                          direct ? Strides{c.outer, c.inner, c.row, 1} : Strides{sum.outer, sum.inner, sum.row, 1},
-                          wide, direct ? format_of<T> : FP32, bias != nullptr, accumulate};
+    ProductShape shape = {s.outer, s.inner, s.M, s.N, s.K};
+    shape.a = {a.outer, a.inner, a.row, a.col}, shape.b = {b.outer, b.inner, b.row, b.col};
+    shape.c = direct ? Strides{c.outer, c.inner, c.row, 1} : Strides{sum.outer, sum.inner, sum.row, 1};
+    shape.ab_format = wide, shape.c_format = direct ? format_of<T> : FP32;
+    shape.has_bias = bias != nullptr, shape.accumulate = accumulate;
     OneDnn::library().multiply(direct ? (void*)c.data : sum.data, a.data, b.data, bias, shape);
     if (!direct) launch(store_kernel<T>, s.outer * s.inner * s.M, BLOCK, c, (const float*)sum.data, s);
 }
@@ -185,7 +187,7 @@ inline std::string describe_machine() {
     return machine_name() + "; products by a plain tiled kernel with FP32 arithmetic";
 #else
     return machine_name() + "; products by " + OneDnn::version() +
-           (OneDnn::native_bf16() ? ": BF16 natively, FP8 decoded to BF16 (exact), FP16 decoded to FP32"
-                                  : ": this processor has no BF16 dot product: all formats decoded to FP32");
+        (OneDnn::native_bf16() ? ": BF16 natively, FP8 decoded to BF16 (exact), FP16 decoded to FP32"
+                               : ": this processor has no BF16 dot product: all formats decoded to FP32");
 #endif
 }

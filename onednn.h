@@ -1,4 +1,4 @@
-// onednn.h -- matrix products on the CPU, by the library that PyTorch uses there. No other file mentions it.
+// onednn.h -- matrix products on the CPU, by the library that PyTorch uses there. `dnnl::` stands in no other file.
 //
 //   c[b] = a[b] (M, K) @ b[b] (K, N)  [+ bias]  [+ c[b]]      for every b of outer x inner batches
 //
@@ -9,6 +9,7 @@
 //          products: elsewhere version 2.6 refuses it (AVX2) or is three times slower than FP32 (AVX-512 without them).
 // Tests    tests/test_matmul.cu     Times  bench.cu, bench_matmul
 #pragma once
+#include <array>
 #include <map>
 #include <unordered_map>
 #if __has_include(<oneapi/dnnl/dnnl.hpp>)
@@ -24,11 +25,11 @@ struct Strides {
 };
 struct ProductShape {
     int64_t outer, inner, M, N, K;
-    Strides a, b, c;
-    Format ab_format, c_format;
-    bool has_bias, accumulate;
+    Strides a = {}, b = {}, c = {};
+    Format ab_format = FP32, c_format = FP32;
+    bool has_bias = false, accumulate = false;
     bool operator<(const ProductShape& s) const { return key() < s.key(); }
-    std::vector<int64_t> key() const {
+    std::array<int64_t, 21> key() const {
         return {outer, inner, M, N, K, a.outer, a.inner, a.row, a.col, b.outer, b.inner, b.row, b.col,
                 c.outer, c.inner, c.row, c.col, ab_format, c_format, has_bias, accumulate};
     }
@@ -78,10 +79,9 @@ class OneDnn {
             add.append_sum(1.0f);
             attributes.set_post_ops(add);
         }
-        Product p = {dnnl::memory(a, engine, nullptr), dnnl::memory(b, engine, nullptr), dnnl::memory(bias, engine, nullptr),
-                     dnnl::memory(c, engine, nullptr),
-                     dnnl::matmul(describe(engine, a, b, bias, c, attributes, s.has_bias)),
-                     {}};
+        auto later = [&](const dnnl::memory::desc& d) { return dnnl::memory(d, engine, nullptr); }; // multiply says where it lies
+        const dnnl::matmul primitive(describe(engine, a, b, bias, c, attributes, s.has_bias));
+        Product p = {later(a), later(b), later(bias), later(c), primitive, {}};
         p.args = {{DNNL_ARG_SRC, p.a}, {DNNL_ARG_WEIGHTS, p.b}, {DNNL_ARG_DST, p.c}};
         if (s.has_bias) p.args.insert({DNNL_ARG_BIAS, p.bias});
         return p;

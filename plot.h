@@ -9,7 +9,7 @@
 
 // One curve. A point whose x or y is NaN or infinite is a gap; a point alone between gaps is a dot.
 struct Series {
-    std::string name;   // empty: not in the legend
+    std::string name; // empty: not in the legend
     std::vector<double> x = {}, y = {};
     int colour = -1;    // index into PALETTE; -1: the one after the previous series' colour
     bool faint = false; // thin and pale, under the others: the raw values of a smoothed curve
@@ -27,14 +27,15 @@ struct Chart {
 // y[i] = the mean of the values at most window / 2 places from i, less the gaps; a gap where none is left.
 inline std::vector<double> moving_average(const std::vector<double>& values, int window) {
     ENSURE(window > 0, "window is %d", window);
-    const int n = (int)values.size();
-    std::vector<double> y(n, NAN);
+    const int n = (int)values.size(), half = window / 2;
+    std::vector<double> y(n, NAN), sum(n + 1, 0), count(n + 1, 0); // of the values before each place
     for (int i = 0; i < n; i++) {
-        double sum = 0;
-        int count = 0;
-        for (int j = std::max(0, i - window / 2); j <= std::min(n - 1, i + window / 2); j++)
-            if (std::isfinite(values[j])) sum += values[j], count++;
-        if (count) y[i] = sum / count;
+        const bool there = std::isfinite(values[i]);
+        sum[i + 1] = sum[i] + (there ? values[i] : 0), count[i + 1] = count[i] + there;
+    }
+    for (int i = 0; i < n; i++) {
+        const int first = std::max(0, i - half), end = std::min(n, i + half + 1);
+        if (count[end] > count[first]) y[i] = (sum[end] - sum[first]) / (count[end] - count[first]);
     }
     return y;
 }
@@ -93,12 +94,12 @@ inline Axis axis_over(const std::vector<double>& values, double more) {
     if (values.empty()) return {0, 1};
     auto [lo, hi] = std::minmax_element(values.begin(), values.end());
     double size = std::max(std::abs(*lo), std::abs(*hi)), spread = *hi - *lo;
-    double room = spread > 1e-12 * size && spread > 1e-290 ? more * spread : size > 1e-290 ? 0.1 * size : 1;
+    double room = spread > 1e-12 * size && spread > 1e-290 ? more * spread : (size > 1e-290 ? 0.1 * size : 1);
     return {*lo - room, *hi + room};
 }
 
 inline PlotArea lay_out(const Chart& chart) {
-    ENSURE(chart.width >= 400 && chart.height >= 300, "%d x %d pixels are too few", chart.width, chart.height);
+    ENSURE(chart.width >= 500 && chart.height >= 300, "%d x %d pixels are too few", chart.width, chart.height);
     std::vector<double> xs, ys;
     for (const Series& s : chart.series) {
         ENSURE(s.x.size() == s.y.size(), "series %s: %zu x, %zu y", s.name.c_str(), s.x.size(), s.y.size());

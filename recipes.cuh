@@ -12,9 +12,13 @@
 //          updates, a gradient over a batch) loses every time, so sums are kept wide
 // Tests    tests/test_recipes.cu
 #pragma once
+#include <algorithm>
+#include <type_traits>
 #include "fp8.cuh"
 
+// clang-format off
 enum Format { FP32, BF16, FP16, E4M3, E5M2 };
+// clang-format on
 
 struct Recipe {
     const char* name;
@@ -39,14 +43,16 @@ inline Recipe recipe_named(const std::string& name) {
 
 // ==== from a type to its value and back ==============================================================================
 
+// clang-format off
 template <class T> constexpr Format format_of = FP32;
 template <> inline constexpr Format format_of<bf16> = BF16;
 template <> inline constexpr Format format_of<fp16> = FP16;
 template <> inline constexpr Format format_of<e4m3> = E4M3;
 template <> inline constexpr Format format_of<e5m2> = E5M2;
+// clang-format on
 
 constexpr bool is_fp8(Format f) { return f == E4M3 || f == E5M2; }
-constexpr size_t bytes_of(Format f) { return f == FP32 ? 4 : is_fp8(f) ? 1 : 2; }
+constexpr size_t bytes_of(Format f) { return is_fp8(f) ? 1 : (f == FP32 ? 4 : 2); }
 inline const char* name_of(Format f) {
     static const char* names[] = {"FP32", "BF16", "FP16", "E4M3", "E5M2"};
     return names[f];
@@ -62,6 +68,24 @@ auto with_type(Format f, F body) {
     case E4M3: return body(e4m3());
     default: return body(e5m2());
     }
+}
+
+// The same for the formats that activations may be stored in: a model is compiled for each of these three.
+template <class F>
+auto with_stored(Format f, F body) {
+    if (f == FP32) return body(float());
+    if (f == BF16) return body(bf16());
+    ENSURE(f == FP16, "activations are not stored in %s", name_of(f));
+    return body(fp16());
+}
+
+// The largest finite number of a format.
+inline float largest_of(Format f) {
+    return with_type(f, [](auto zero) {
+        using T = decltype(zero);
+        using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>;
+        return to_float(bits_as<T>((Bits)Layout<T>::max_finite));
+    });
 }
 
 // One element of a buffer whose format is a value.
@@ -80,8 +104,8 @@ __host__ __device__ inline float load(const void* data, Format f, size_t i) {
 struct FormatFacts {
     int bits, exponent_bits, mantissa_bits, bias;
     double largest, smallest_normal, smallest_subnormal, spacing_at_1;
-    int64_t inf, first_nan, last_nan;     // codes without the sign; -1: none
-    float becomes_zero, overflow_starts;  // the largest float that rounds to 0; the smallest that is no longer finite
+    int64_t inf, first_nan, last_nan;    // codes without the sign; -1: none
+    float becomes_zero, overflow_starts; // the largest float that rounds to 0; the smallest that is no longer finite
 };
 
 // Measured: every code is decoded, and the two thresholds are found by bisection over all floats.

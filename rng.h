@@ -1,4 +1,4 @@
-// rng.h -- random numbers by counting: the n-th number of a stream is a function of (key, n), on every machine the same.
+// rng.h -- random numbers by counting: the n-th number of a stream is a function of (key, n).
 //
 //   philox(key, counter): ten rounds of   (hi, lo) = M * counter words;   swap, xor with the key;   key += Weyl constants
 //
@@ -31,7 +31,9 @@ __host__ __device__ inline Random4 philox(uint64_t key, uint64_t counter_low, ui
 }
 
 // What a stream of random numbers is for: a part of the key, so that no two uses ever share numbers.
+// clang-format off
 enum class Stream : uint32_t { weights = 1, batches = 2, stories = 3, sampling = 4, rounding = 5, test = 6 };
+// clang-format on
 
 // The numbers of one stream, by index.
 struct Rng {

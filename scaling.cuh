@@ -25,11 +25,10 @@ constexpr int MARGIN = 1;
 // amax = 1.m * 2^e and largest = 1.M * 2^E it is E - e, or one less where 1.m > 1.M. amax must be finite and positive.
 inline int scale_exponent(Format f, float amax, int margin = 0) {
     ENSURE(amax > 0 && std::isfinite(amax), "amax is %g, expected a finite positive number", amax);
-    const float largest = f == E4M3 ? 448.0f : f == E5M2 ? 57344.0f : f == FP16 ? 65504.0f : 0x1.FEp127f;
     int e, E;
-    float m = std::frexp(amax, &e), M = std::frexp(largest, &E);
+    float m = std::frexp(amax, &e), M = std::frexp(largest_of(f), &E);
     int k = E - e - (m > M) - margin;
-    return k < -K_LIMIT ? -K_LIMIT : k > K_LIMIT ? K_LIMIT : k;
+    return std::min(std::max(k, -K_LIMIT), K_LIMIT);
 }
 
 // The amax of the last 16 steps. Only finite positive values enter: a step that did not run or met only zeros says
@@ -110,22 +109,22 @@ __global__ void quantise_kernel(Q* q, CastStats* stats, const T* x, float scale,
 template <class T>
 void quantise(void* q, Format f, int k, CastStats* stats, Tensor<T> x) {
     ENSURE(is_fp8(f), "cannot quantise to %s", name_of(f));
-    const float scale = std::ldexp(1.0f, k);
-    if (f == E4M3)
-        launch(quantise_kernel<T, e4m3>, chunks(x.size()), BLOCK, (e4m3*)q, stats, (const T*)x.data, scale, 448.0f, x.size());
-    else
-        launch(quantise_kernel<T, e5m2>, chunks(x.size()), BLOCK, (e5m2*)q, stats, (const T*)x.data, scale, 57344.0f, x.size());
+    const float scale = std::ldexp(1.0f, k), largest = largest_of(f);
+    if (f == E4M3) launch(quantise_kernel<T, e4m3>, chunks(x.size()), BLOCK, (e4m3*)q, stats, (const T*)x.data, scale, largest, x.size());
+    else launch(quantise_kernel<T, e5m2>, chunks(x.size()), BLOCK, (e5m2*)q, stats, (const T*)x.data, scale, largest, x.size());
 }
 
 // ==== an operand that is cast at every step ==========================================================================
 
+// clang-format off
 enum class Pass { train, evaluate };
+// clang-format on
 
 // The input or the output gradient of one Linear: its format, its scale, and the evidence for the next step's scale.
 struct CastSite {
     Format format = FP32;
-    int k = 0;               // of this optimizer step: the same for all of its micro-batches
-    bool measured = false;   // false until the first non-zero tensor came by
+    int k = 0;             // of this optimizer step: the same for all of its micro-batches
+    bool measured = false; // false until the first non-zero tensor came by
     AmaxWindow window;
     CastStats* stats = nullptr; // on the machine: [0] of this step, [1] of whatever an evaluation casts
 
@@ -143,7 +142,10 @@ struct CastSite {
         return first;
     }
 
-    // At the end of a step, with the statistics of all its micro-batches.
+    // A step that was dropped decides nothing: a scale that only it has seen is measured again.
+    void drop_step() { measured = window.max() > 0; }
+
+    // At the end of a step that was applied, with the statistics of all its micro-batches.
     void end_step(const CastStats& seen) {
         window.push(seen.amax());
         if (window.max() > 0) k = scale_exponent(format, window.max(), MARGIN);

@@ -1,8 +1,8 @@
-// train_gpt.cu -- the program: train a GPT, watch it, sample from it. Start reading here, at main, or at train_step.
+// train_gpt.cu -- the program: train a GPT, watch it, sample from it. Start reading at main.
 //
-//   train_step   micro-batches -> finite? -> unscale and clip -> AdamW on the FP32 masters -> round -> average
-//   evaluate     mean loss on the validation windows            answer_accuracy   sums that the model never saw
-//   generate     one token after the other                      train             the loop, the log, the pictures
+//   main         options -> data -> shape -> train_recipe, once or for all four recipes
+//   train        the loop: look, step, write the log, tell; then the named metric, a sample, the picture
+//   train_step   the step itself: training.cuh
 //
 // Formats  --recipe chooses a row of recipes.cuh at run time; one binary holds all four
 // Tests    tests/test_train_gpt.cu
@@ -11,147 +11,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
-#include "config.h"
-#include "data.h"
+#include "command_line.h"
 #include "plot.h"
+#include "training.cuh"
 
 using Json = nlohmann::ordered_json;
 
-// ==== one optimizer step =============================================================================================
-
-struct Progress {
-    int applied = 0;        // updates made: AdamW's t, and what the learning rate follows
-    uint64_t attempts = 0;  // batches drawn: also those whose step was dropped
-    int skipped = 0, skipped_in_a_row = 0;
-    unsigned saturated = 0; // FP8 casts past the format's largest, all steps
-};
-
-struct StepResult {
-    double loss, norm;
-    float lr, loss_scale;
-    bool skipped;
-    unsigned saturated;
-};
-
-template <class T>
-StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens& tokens, const Config& c) {
-    // 1. Gradients of `scale * loss`, summed in FP32 over the micro-batches. The scale lifts small gradients into FP16's
-    //    range; in the other recipes it stays 1.
-    StepResult r = {0, 0, learning_rate(c, at.applied), scale.value, false, 0};
-    fill_zero(gpt.gradients.data(), gpt.gradients.bytes());
-    for (int micro = 0; micro < c.accumulate; micro++) {
-        Batch batch = train_batch(tokens, c.batch, c.context, (uint32_t)c.seed, at.attempts, micro, c.accumulate);
-        TokenBatch on_machine = upload_batch((int*)gpt.tokens.data(), batch.x, batch.y, batch.B, batch.T, gpt.shape.vocab);
-        gpt_forward(gpt, on_machine, Pass::train);
-        r.loss += gpt_loss(gpt, on_machine, scale.value / c.accumulate) / c.accumulate;
-        gpt_backward(gpt, on_machine);
-    }
-    at.attempts++;
-
-    // 2. Is everything finite? The FP32 gradients, and what the saturating FP8 casts saw. If not, nothing moves: no
-    //    weight, no moment, no t, no learning rate, no average; only the loss scale is halved.
-    CastStats casts = end_step_of_casts(gpt);
-    r.norm = global_norm((float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale.value, (float*)gpt.partial.data());
-    r.saturated = casts.saturated;
-    if (!std::isfinite(r.loss) || !std::isfinite(r.norm) || casts.nan || casts.inf) {
-        scale.overflowed();
-        at.skipped++, at.skipped_in_a_row++;
-        r.skipped = true;
-        return r;
-    }
-
-    // 3. AdamW moves the FP32 masters and rounds them to what the products read. Clipping comes after unscaling: the norm
-    //    above is that of the true gradients.
-    const double clip = c.clip > 0 && r.norm > c.clip ? c.clip / r.norm : 1;
-    AdamW adam;
-    adam.lr = r.lr, adam.beta1 = (float)c.beta1, adam.beta2 = (float)c.beta2, adam.weight_decay = (float)c.weight_decay;
-    adam.grad_scale = (float)(clip / scale.value);
-    adam.set_step(++at.applied);
-    adamw_update(gpt.parameters, gpt.weight_stats(), adam);
-    gpt.point_at_weights();
-    if (c.ema > 0) update_average(gpt.parameters, (float)c.ema);
-
-    scale.succeeded();
-    at.skipped_in_a_row = 0, at.saturated += casts.saturated;
-    return r;
-}
-
-// ==== looking at the model ===========================================================================================
-
-// Mean loss over fixed windows of the split, in nats per token: the same windows at every call and for every recipe.
-template <class T>
-double evaluate(GPT<T>& gpt, const Tokens& tokens, const Config& c) {
-    double loss = 0;
-    for (int i = 0; i < c.eval_batches; i++) {
-        Batch batch = validation_batch(tokens, c.batch, c.context, i, c.eval_batches);
-        TokenBatch on_machine = upload_batch((int*)gpt.tokens.data(), batch.x, batch.y, batch.B, batch.T, gpt.shape.vocab);
-        gpt_forward(gpt, on_machine, Pass::evaluate);
-        loss += gpt_loss(gpt, on_machine, 0) / c.eval_batches;
-    }
-    return loss;
-}
-
-// The logits that follow each text: one forward pass over rows padded to the context, read at each row's last token.
-// Texts are cut to their last `context` tokens; what stands after a token cannot change its logits.
-template <class T>
-std::vector<std::vector<float>> next_logits(GPT<T>& gpt, const std::vector<std::vector<int>>& texts, int context) {
-    const int B = (int)texts.size(), V = gpt.shape.vocab;
-    std::vector<int> x((size_t)B * context, 0), last(B);
-    for (int b = 0; b < B; b++) {
-        const int n = (int)std::min<size_t>(texts[b].size(), context);
-        std::copy(texts[b].end() - n, texts[b].end(), x.begin() + (size_t)b * context);
-        last[b] = b * context + n - 1;
-    }
-    gpt_forward(gpt, upload_batch((int*)gpt.tokens.data(), x, x, B, context, V), Pass::evaluate);
-    std::vector<std::vector<float>> logits(B, std::vector<float>(V));
-    for (int b = 0; b < B; b++) copy_to_host(logits[b].data(), gpt.now[0].logits.data + (size_t)last[b] * V, V);
-    return logits;
-}
-
-// A token drawn from softmax(logits / temperature), by a uniform number u; the most likely one at temperature 0.
-inline int draw(const std::vector<float>& logits, double temperature, float u) {
-    const int best = int(std::max_element(logits.begin(), logits.end()) - logits.begin());
-    if (temperature == 0) return best;
-    std::vector<double> p(logits.size());
-    double sum = 0;
-    for (size_t v = 0; v < p.size(); v++) sum += p[v] = std::exp((logits[v] - logits[best]) / temperature);
-    double left = u * sum;
-    for (size_t v = 0; v < p.size(); v++)
-        if ((left -= p[v]) < 0) return (int)v;
-    return best;
-}
-
-// `count` tokens that continue `text`; the same for the same seed.
-template <class T>
-std::vector<int> generate(GPT<T>& gpt, std::vector<int> text, int count, double temperature, const Config& c) {
-    const Rng rng((uint32_t)c.seed, Stream::sampling);
-    const size_t given = text.size();
-    for (int i = 0; i < count; i++) text.push_back(draw(next_logits(gpt, {text}, c.context)[0], temperature, rng.uniform(i)));
-    return {text.begin() + given, text.end()};
-}
-
-// The share of held-out questions whose answer the model gives exactly, byte for byte, decoding greedily.
-template <class T>
-double answer_accuracy(GPT<T>& gpt, const std::vector<Question>& questions, const Config& c) {
-    int right = 0;
-    for (size_t first = 0; first < questions.size(); first += c.batch) {
-        const size_t count = std::min<size_t>(c.batch, questions.size() - first);
-        std::vector<std::vector<int>> texts(count);
-        std::vector<std::string> said(count);
-        size_t longest = 0;
-        for (size_t b = 0; b < count; b++) {
-            const std::string prompt = "\n" + questions[first + b].prompt; // a story starts after the last one's end
-            texts[b].assign(prompt.begin(), prompt.end());
-            longest = std::max(longest, questions[first + b].answer.size());
-        }
-        for (size_t i = 0; i < longest; i++) {
-            auto logits = next_logits(gpt, texts, c.context);
-            for (size_t b = 0; b < count; b++) texts[b].push_back(draw(logits[b], 0, 0)), said[b] += (char)texts[b].back();
-        }
-        for (size_t b = 0; b < count; b++) right += said[b].compare(0, questions[first + b].answer.size(), questions[first + b].answer) == 0;
-    }
-    return (double)right / questions.size();
-}
+// ==== what a person sees =============================================================================================
 
 // Bytes as a terminal may show them; tokens of another vocabulary as numbers.
 inline std::string printable(const std::vector<int>& tokens, bool bytes) {
@@ -163,8 +29,6 @@ inline std::string printable(const std::vector<int>& tokens, bool bytes) {
     }
     return text;
 }
-
-// ==== what a person sees =============================================================================================
 
 inline double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -186,8 +50,8 @@ inline void draw_losses(const std::string& path, const std::string& title, const
     for (auto& [name, log] : runs) {
         Series raw, smooth, validation;
         for (const Json& line : log) {
-            if (line.contains("val_loss")) validation.x.push_back(line["step"]), validation.y.push_back(line["val_loss"].is_null() ? NAN : (double)line["val_loss"]);
-            else if (line.contains("loss") && !line["skipped"]) raw.x.push_back(line["step"]), raw.y.push_back(line["loss"].is_null() ? NAN : (double)line["loss"]);
+            if (line.contains("val_loss")) validation.x.push_back(line["step"]), validation.y.push_back(line["val_loss"]);
+            else if (line.contains("loss") && !line["skipped"]) raw.x.push_back(line["step"]), raw.y.push_back(line["loss"]);
         }
         smooth = raw;
         smooth.y = moving_average(raw.y, std::max(1, (int)raw.y.size() / 50));
@@ -209,7 +73,8 @@ inline void check_memory(const Shape& s, const Config& c) {
         const size_t needed = memory_needed(s, r, c.batch, c.context, c.ema > 0).total();
         if ((c.compare || r.name == c.recipe) && needed > machine_memory())
             refuse("--recipe %s needs %zu bytes of memory for this model and batch; this machine has %zu: make --layers, --channels, "
-                   "--context or --batch smaller", r.name, needed, machine_memory());
+                   "--context or --batch smaller",
+                   r.name, needed, machine_memory());
     }
 }
 
@@ -253,7 +118,7 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
             gpt.swap_average();
         }
         write(line);
-        printf("%sstep %5d/%d | validation loss %.4f\n", terminal ? "\r\033[K" : "", at.applied, c.steps, line["val_loss"].is_null() ? NAN : (double)line["val_loss"]);
+        printf("%sstep %5d/%d | validation loss %.4f\n", terminal ? "\r\033[K" : "", at.applied, c.steps, (double)line["val_loss"]);
         fflush(stdout);
     };
 
@@ -264,8 +129,8 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         const double now = seconds_now();
         spent += now - start;
         const double rate = (double)c.accumulate * c.batch * c.context / (now - start);
-        Json line = {{"step", at.applied + r.skipped}, {"loss", r.loss}, {"grad_norm", r.norm}, {"lr", r.lr}, {"loss_scale", r.loss_scale},
-                     {"skipped", r.skipped}, {"tokens_per_second", rate}, {"seconds", now - begin}};
+        Json line = {{"step", at.applied + r.skipped}, {"loss", r.loss}, {"grad_norm", r.norm}, {"lr", r.lr}};
+        line["loss_scale"] = r.loss_scale, line["skipped"] = r.skipped, line["tokens_per_second"] = rate, line["seconds"] = now - begin;
         if (is_fp8(recipe.input)) line["saturated"] = r.saturated;
         if (r.skipped) {
             std::string bad = first_nonfinite(gpt);
@@ -281,21 +146,25 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
                    spent / at.attempts * (c.steps - at.applied), terminal ? "" : "\n");
             fflush(stdout);
         }
-        if (at.skipped_in_a_row >= 8)
-            throw Error(1, format("stopped at step %d: 8 steps in a row were not finite; the first tensor that went bad was %s (loss scale now %g)",
+        if (at.skipped_in_a_row >= 8) {
+            if (terminal) printf("\n");
+            throw Error(1, format("stopped at step %d: 8 steps in a row were not finite; the first tensor that went bad was "
+                                  "%s (loss scale now %g)",
                                   at.applied + 1, first_bad.c_str(), scale.value));
+        }
         if (evaluation_due) look();
     }
     if (terminal) printf("\n");
-    if (is_fp8(recipe.input)) printf("FP8 casts that saturated, in all steps: %u\n", at.saturated);
+    if (is_fp8(recipe.input)) printf("FP8 casts that saturated: %llu\n", (unsigned long long)at.saturated);
 
-    if (!data.questions.empty() && c.eval_batches) {
+    if (!data.questions.empty() && c.eval_every && c.eval_batches) {
         const double accuracy = answer_accuracy(gpt, data.questions, c);
-        write({{"step", at.applied}, {"answer_accuracy", accuracy}, {"questions", data.questions.size()}});
-        printf("answer accuracy: %.1f %% of %zu held-out questions\n", 100 * accuracy, data.questions.size());
+        const size_t questions = std::min(QUESTIONS, data.questions.size());
+        write({{"step", at.applied}, {"answer_accuracy", accuracy}, {"questions", questions}});
+        printf("answer accuracy: %.1f %% of %zu held-out questions\n", 100 * accuracy, questions);
     }
     if (c.tokens > 0) {
-        const bool bytes = shape.vocab == 256;
+        const bool bytes = data.bytes;
         const std::string prompt = c.sample.empty() ? "\n" : c.sample;
         std::vector<int> text(bytes ? prompt.size() : 1, 0);
         if (bytes) std::transform(prompt.begin(), prompt.end(), text.begin(), [](char ch) { return (int)(unsigned char)ch; });
@@ -310,9 +179,7 @@ inline Json train_recipe(const Config& c, const Shape& shape, const Data& data) 
     const Recipe r = recipe_named(c.recipe);
     printf("\nrecipe %s: stored %s, weights %s, inputs %s, gradients %s; masters, moments, sums in FP32\n", r.name, name_of(r.stored),
            name_of(r.weight), name_of(r.input), name_of(r.gradient));
-    if (r.stored == FP32) return train<float>(c, r, shape, data);
-    if (r.stored == BF16) return train<bf16>(c, r, shape, data);
-    return train<fp16>(c, r, shape, data);
+    return with_stored(r.stored, [&](auto zero) { return train<decltype(zero)>(c, r, shape, data); });
 }
 
 // The one line that a failed run ends with.
@@ -333,8 +200,10 @@ int main(int argc, char** argv) try {
     const Data data = load_data(c.data, c.val_data, c.vocab);
     check_context(data, c.context);
     loss_scale_of(c, recipe_named(c.recipe)); // refuse a bad one before anything is written
-    if (!c.sample.empty() && data.vocab != 256)
-        refuse("--sample %s: text continues only with a vocabulary of 256 bytes, and this one has %d tokens", c.sample.c_str(), data.vocab);
+    if (!c.sample.empty() && !data.bytes)
+        refuse("--sample %s: only a model of bytes can continue text, and these data are %d kinds of tokens", c.sample.c_str(), data.vocab);
+    for (unsigned char ch : c.sample)
+        if (ch >= data.vocab) refuse("--sample holds byte %d, outside the vocabulary of %d", ch, data.vocab);
     const Shape shape = {c.layers, c.heads, c.channels, c.context, data.vocab};
     size_t parameters = 0;
     for (const Parameter& p : declare_parameters(shape, recipe_fp32)) parameters += p.size();

@@ -1,12 +1,14 @@
 // stories.h -- a corpus that needs no network: short stories whose small sums are stated and always right.
 //
 //   opening   "Mia and Ben are in the garden."
-//   pattern   "Mia has 3 shells. Ben gives Mia 4 more. How many shells does Mia have now? Mia has 7 shells."
-//   answer    n = a*x + b*y + c*z, the integers a, b, c from the pattern's row; x, y, z are drawn from 1 .. 10
+//   pattern   "Mia has 3 shells. Ben gives Mia 4 more. How many shells does Mia have now? Mia has 3 + 4 = 7 shells."
+//   answer    n = a*x + b*y + c*z, the integers a, b, c from the pattern's row; x, y, z are drawn from 1 .. 9
 //
-// Units    about 1 MB is 9,000 stories, one to a line, plain ASCII; a story is about 120 bytes, none above 160
-// Why      A model of a million parameters can learn this text in a minute, and what it has learned can be marked like
-//          homework: a question is a story it never saw, cut just before the answer.
+// Units    about 1 MB is 8,000 stories, one to a line, plain ASCII; a story is about 130 bytes, none above 160
+// Why      What a model has learned of this text can be marked like homework: a question is a story it never saw, cut just
+//          before the working, and its answer is the working and the result.
+//          The sum is worked out on the page, one operation at a time: a small model learns that in a minute. Asked for the
+//          bare result, it learns the words and not the sums.
 //          Story i is a function of (seed, i), so every machine and every run reads the same bytes.
 // Tests    tests/test_stories.cu (does every sum again, by other means)
 #pragma once
@@ -14,7 +16,7 @@
 #include <map>
 #include <set>
 
-// The story up to its answer, and the answer: its digits and the one byte after them, so that 1 does not pass for 12.
+// The story up to its working, and the answer: working, result and the one byte after it, so that 1 does not pass for 12.
 struct Question {
     std::string prompt, answer;
 };
@@ -26,6 +28,7 @@ struct Stories {
 
 // ==== what the stories are about =====================================================================================
 
+// clang-format off
 struct Person {
     const char *name, *he, *He;
 };
@@ -40,7 +43,8 @@ constexpr const char* FOODS[] = {"apple", "plum", "pear", "cookie", "carrot", "n
 constexpr const char* PLACES[] = {"at home",      "at school",   "in the garden", "in the park",
                                   "on the beach", "at the farm", "by the river",  "in the kitchen"};
 
-// A slot is a word, {A}, or a number and its noun, {x thing}: "1 shell", "2 shells". {n} is the answer, once per story.
+// A slot is a word, {A}, or a number and its noun, {x thing}: "1 shell", "2 shells". {n} is the answer, with its working
+// before it, once per story.
 constexpr const char* OPENINGS[] = {
     "{A} is {place}.",        "{A} and {B} are {place}.",      "It is a sunny day and {A} is {place}.",
     "{A} meets {B} {place}.", "{A} and {B} are good friends.", "It is a quiet day {place}.",
@@ -51,42 +55,45 @@ struct Pattern {
     const char* text;
 };
 
-// clang-format off
 constexpr Pattern PATTERNS[] = {
     //x   y   z   adding
     {+1, +1,  0, "{A} has {x thing}. {B} gives {A} {y} more. How many {thing}s does {A} have now? {A} has {n thing}."},
     {+1, +1,  0, "{A} finds {x thing}. Then {he} finds {y} more. How many {thing}s is that? {He} has {n thing}."},
     {+1, +1,  0, "{A} buys {x food} in the morning and {y food} in the evening. In all {he} buys {n food}."},
     {+1, +1,  0, "{A} puts {x thing} in a box. {B} puts {y} more in the box. Now the box holds {n thing}."},
-    {+1, +1,  0, "{A} has {x thing} and {B} has {y thing}. They put them all in one bag. Now the bag holds {n thing}."},
     //x   y   z   taking away
     {+1, -1,  0, "{A} has {x food}. {He} eats {y}. How many {food}s does {A} have left? {A} has {n food} left."},
     {+1, -1,  0, "{A} has {x thing}. {He} gives {y} to {B}. How many {thing}s does {A} have now? {A} has {n thing}."},
     {+1, -1,  0, "{A} sees {x bird} in a tree. Soon {he} sees {y} fly away. Now {A} sees {n bird} in the tree."},
-    {+1, -1,  0, "{A} has {x coin}. {He} buys a {thing} for {y coin}. How many coins are left? {A} has {n coin} left."},
-    {+1, -1,  0, "{A} carries {x food} in a basket. On the way {he} drops {y}. Now the basket holds {n food}."},
     //x   y   z   two steps
     {+1, +1, -1, "{A} has {x thing}. {He} finds {y} more and gives {z} to {B}. Now {A} has {n thing}."},
     {+1, -1, +1, "{A} has {x food}. {He} eats {y} of them and then buys {z} more. Now {A} has {n food}."},
     {+1, -1, -1, "{A} bakes {x bun}. {He} eats {y} and {B} eats {z}. How many buns are left? {A} has {n bun} left."},
     {+1, +1, +1, "{A} finds {x thing} on Monday, {y} on Tuesday and {z} on Sunday. In all {he} finds {n thing}."},
-    {+1, -1, +1, "A box holds {x thing}. {A} takes {y} out and {B} puts {z} in. Now the box holds {n thing}."},
     //x   y   z   comparing
     {+1, -1,  0, "{A} has {x thing}. {B} has {y thing}. How many more {thing}s does {A} have? {A} has {n} more."},
-    {+1, -1,  0, "{A} wants {x thing}. {He} has {y thing}. How many more does {he} need? {He} needs {n} more."},
     {+1, +1,  0, "{A} has {x thing}. {B} has {y} more than {A}. How many {thing}s does {B} have? {B} has {n thing}."},
     {+1, -1,  0, "{A} has {x thing}. {B} has {y} fewer than {A}. How many {thing}s does {B} have? {B} has {n thing}."},
-    //x   y   z   counting twice, and once more
+    //x   y   z   counting twice
     {+2,  0,  0, "{A} has {x thing}. {B} has twice as many. How many {thing}s does {B} have? {B} has {n thing}."},
     {+2,  0,  0, "{A} has two bags. {He} puts {x food} in each bag. How many {food}s is that? {He} has {n food}."},
-    {+3,  0,  0, "{A} fills three boxes. {He} puts {x thing} in each box. In all the boxes hold {n thing}."},
-    //x   y   z   one number too many
-    {+1,  0, -1, "{A} has {x food} and {y thing}. {He} eats {z} of the {food}s. Now {he} has {n food}."},
-    {+1,  0, +1, "{A} has {x thing}. {B} has {y food}. {A} finds {z} more {thing}s. Now {A} has {n thing}."},
 };
 // clang-format on
 
 // ==== telling them ===================================================================================================
+
+// The working of a sum, up to its result: "3 + 4 - 2 = 7 - 2 = ".
+inline std::string working(std::vector<int> terms) {
+    std::string text;
+    while (terms.size() > 1) {
+        text += std::to_string(terms[0]);
+        for (size_t i = 1; i < terms.size(); i++) text += (terms[i] < 0 ? " - " : " + ") + std::to_string(std::abs(terms[i]));
+        text += " = ";
+        terms[1] += terms[0];
+        terms.erase(terms.begin());
+    }
+    return text;
+}
 
 // The text with every slot filled from `words`.
 inline std::string fill_slots(const std::string& text, const std::map<std::string, std::string>& words) {
@@ -100,8 +107,8 @@ inline std::string fill_slots(const std::string& text, const std::map<std::strin
         std::string slot = text.substr(i + 1, text.find('}', i) - i - 1);
         i += slot.size() + 1;
         size_t space = slot.find(' ');
-        std::string first = meaning(slot.substr(0, space));
-        filled += first;
+        std::string number = slot.substr(0, space), first = meaning(number);
+        filled += (number == "n" ? words.at("working") : "") + first;
         if (space != std::string::npos) filled += " " + meaning(slot.substr(space + 1)) + (first == "1" ? "" : "s");
     }
     return filled;
@@ -122,18 +129,30 @@ inline std::string tell_story(Question* question, Rng rng, uint64_t i) {
     auto countable = [](int n) { return 0 <= n && n <= 20; }; // nobody gives away more than there is
     int x, y, z, n;
     do {
-        x = 1 + draw(10), y = 1 + draw(10), z = 1 + draw(10);
+        x = 1 + draw(9), y = 1 + draw(9), z = 1 + draw(9);
         n = p.a * x + p.b * y + p.c * z;
     } while (!countable(p.a * x) || !countable(p.a * x + p.b * y) || !countable(n));
 
+    std::vector<int> terms;
+    for (auto [times, value] : {std::pair(p.a, x), std::pair(p.b, y), std::pair(p.c, z)})
+        terms.insert(terms.end(), std::abs(times), times < 0 ? -value : value);
     std::map<std::string, std::string> words = {
-        {"A", A.name}, {"he", A.he}, {"He", A.He}, {"B", B.name},
-        {"place", place}, {"thing", thing}, {"food", food},
-        {"x", std::to_string(x)}, {"y", std::to_string(y)}, {"z", std::to_string(z)}, {"n", std::to_string(n)},
+        {"A", A.name},
+        {"he", A.he},
+        {"He", A.He},
+        {"B", B.name},
+        {"place", place},
+        {"thing", thing},
+        {"food", food},
+        {"x", std::to_string(x)},
+        {"y", std::to_string(y)},
+        {"z", std::to_string(z)},
+        {"n", std::to_string(n)},
+        {"working", working(terms)},
     };
     std::string text = opening + " " + p.text, story = fill_slots(text, words);
     question->prompt = fill_slots(text.substr(0, text.find("{n")), words);
-    question->answer = story.substr(question->prompt.size(), words["n"].size() + 1);
+    question->answer = story.substr(question->prompt.size(), words["working"].size() + words["n"].size() + 1);
     return story;
 }
 

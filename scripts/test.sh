@@ -1,10 +1,10 @@
 #!/bin/sh
 # test.sh -- `make test`: every test on the CPU, and that the CUDA build compiles; ends with 'N passed, N failed'.
 #
-# Usage    sh scripts/test.sh [make]
+# Usage    sh scripts/test.sh ["make and its options"]
 # Status   0 when nothing failed
 set -u
-make=${1:-make}
+make=${1:-make --no-print-directory}
 passed=0 failed=0
 
 # add LOG: adds the counts of the last line 'N passed, N failed' of a test program; none is a failure.
@@ -19,7 +19,7 @@ add() {
 }
 
 mkdir -p build
-if $make --no-print-directory MACHINE=cpu programs; then
+if $make MACHINE=cpu programs; then
     OMP_WAIT_POLICY=passive FEWBITS_PROGRAM=build/cpu/train_gpt build/cpu/run_tests >build/cpu/tests.log 2>&1
     cat build/cpu/tests.log
     add build/cpu/tests.log
@@ -28,21 +28,30 @@ else
     failed=$((failed + 1))
 fi
 
-# One compilation for every architecture that this toolkit knows: sm_75 to sm_120.
+# compiles WHAT make-arguments: one more passed or failed.
+compiles() {
+    what=$1
+    shift
+    if $make MACHINE=cuda "$@"; then
+        echo "nvcc compiles $what, without a warning"
+        passed=$((passed + 1))
+    else
+        echo "nvcc does not compile $what"
+        failed=$((failed + 1))
+    fi
+}
+
+# The programs for every architecture that this toolkit knows, sm_75 to sm_120; the tests for one of them.
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 if [ -n "$nvcc" ]; then
     known=$($nvcc --list-gpu-code)
     arches=
-    for a in 75 80 86 89 90a 120; do
-        case "$known" in *sm_${a%a}*) arches="$arches $a" ;; esac
+    for a in 75 80 86 89 90 120; do
+        case "$known" in *sm_$a*) arches="$arches $a" ;; esac
     done
-    if $make --no-print-directory MACHINE=cuda ARCHES="$arches" build/cuda/train_gpt; then
-        echo "the CUDA build compiles for$arches, without a warning"
-        passed=$((passed + 1))
-    else
-        echo "the CUDA build failed"
-        failed=$((failed + 1))
-    fi
+    arches=$(echo $arches | sed 's/\<90\>/90a/') # what Hopper's own instructions need
+    compiles "the programs for $arches" BUILD=build/cuda-all ARCHES="$arches" build/cuda-all/train_gpt build/cuda-all/bench
+    compiles "the tests for ${arches##* }" BUILD=build/cuda-tests ARCHES="${arches##* }" build/cuda-tests/run_tests
 else
     echo "no nvcc here: the CUDA build was not compiled"
 fi

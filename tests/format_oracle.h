@@ -65,7 +65,8 @@ struct FormatOracle {
 
     double decode(uint32_t code) const {
         uint32_t magnitude = code & nan_code;
-        double v = magnitude < past ? value[magnitude] : magnitude == nan_code || magnitude > past ? NAN : INFINITY;
+        double v = magnitude < past ? value[magnitude] : magnitude == nan_code || magnitude > past ? NAN
+                                                                                                   : INFINITY;
         return code & sign_code ? -v : v;
     }
     // The code of the largest value that is not above `magnitude`; `past` stands for everything from there on.
@@ -184,14 +185,15 @@ void check_stochastic_picks_a_neighbour(const FormatOracle& f) {
     std::string first;
     for (size_t i = 0; i < inputs.size(); i++) {
         float x = inputs[i];
-        uint32_t random = i % 16 == 0 ? 0 : i % 16 == 1 ? 0xFFFFFFFF : philox(key, i).word[0];
+        uint32_t random = i % 16 == 0 ? 0 : i % 16 == 1 ? 0xFFFFFFFF
+                                                        : philox(key, i).word[0];
         uint32_t code = round_stochastic<T>(x, random).bits, magnitude = code & f.nan_code;
         bool right;
         if (std::isnan(x) || std::isinf(x)) {
             right = code == f.encode(x, false);
         } else {
             uint32_t lower = f.code_below(std::fabs((double)x)), upper = lower + 1;
-            if (lower < f.past && f.value[lower] == std::fabs((double)x)) upper = lower; // exact values stay
+            if (lower < f.past && f.value[lower] == std::fabs((double)x)) upper = lower;  // exact values stay
             lower = std::min(lower, f.max_code()), upper = std::min(upper, f.max_code()); // finite values stay finite
             right = (magnitude == lower || magnitude == upper) && (code >= f.sign_code) == is_negative(x);
             if (random == 0xFFFFFFFF) right = right && magnitude == lower;

@@ -1,5 +1,5 @@
 // test_config.cu -- config.h: each option with its bounds, the loss scale, and the learning rate of every step.
-#include "config.h"
+#include "command_line.h"
 #include <doctest/doctest.h>
 #include <set>
 
@@ -128,9 +128,12 @@ TEST_CASE("an unknown option, a stray word, a missing value and an option given 
 
 TEST_CASE("values that are wrong only together are refused together") {
     CHECK(refusal_of({"--channels", "10", "--heads", "4"}) == "--channels 10 is not a multiple of --heads 4");
-    CHECK(refusal_of({"--heads", "256"}) == "--channels 128 is not a multiple of --heads 256");
+    CHECK(refusal_of({"--heads", "256"}) == "--channels 64 is not a multiple of --heads 256");
     CHECK(refusal_of({"--min-lr", "1", "--lr", "0.5"}) == "--min-lr 1 is above --lr 0.5");
     CHECK(refusal_of({"--min-lr", "0.5", "--lr", "0.5"}) == "");
+    CHECK(refusal_of({"--min-lr", "-0.5"}) == "--min-lr -0.5 is negative; expected -1, or 0 and above");
+    CHECK(refusal_of({"--min-lr", "-1e-30"}) == "--min-lr -1e-30 is negative; expected -1, or 0 and above");
+    CHECK(refusal_of({"--lr", "0"}) == ""); // a fortieth of 0 is not above it
     CHECK(contains(refusal_of({"--out", ""}), "--out is empty"));
     const std::string rows = refusal_of({"--batch", "1048576", "--context", "1048576"}); // 2^42 does not fit into an int
     for (const char* part : {"--batch 1048576", "--heads 4", "--context 1048576", "2147483647"}) CHECK(contains(rows, part));
@@ -217,6 +220,19 @@ TEST_CASE("after warmup the rate is a cosine from lr to min_lr: half way in the 
     CHECK(learning_rate(c, 110) == (float)c.min_lr);
     for (int t = 10; t < 110; t++) CHECK(learning_rate(c, t + 1) < learning_rate(c, t));
     for (int t : {111, 1000, INT32_MAX}) CHECK(learning_rate(c, t) == (float)c.min_lr); // and there it stays
+}
+
+TEST_CASE("--min-lr -1, the default, is a fortieth of --lr, whichever that is; the option itself stays -1") {
+    CHECK(parse({}).min_lr == -1);
+    CHECK(parse({"--lr", "0.5"}).min_lr == -1); // and so it stands in config.json: given again, it means the same
+    CHECK(parse({"--min-lr", "-1"}).min_lr == -1);
+    CHECK(parse({"--min-lr", "0"}).min_lr == 0);
+    for (double lr : {0.0, 8e-3, 0.5, 1e3}) {
+        Config c = schedule(110, 10, lr, -1), explicitly = schedule(110, 10, lr, lr / 40);
+        for (int t = 0; t < 120; t++) CHECK(learning_rate(c, t) == learning_rate(explicitly, t));
+        CHECK(learning_rate(c, 110) == (float)(lr / 40));
+        CHECK(c.min_lr == -1);
+    }
 }
 
 TEST_CASE("the rate stays within 0 and lr, whatever steps and warmup are") {

@@ -247,9 +247,7 @@ TEST_CASE("a shard that counts no tokens, or fewer than none, is refused, and so
 
 TEST_CASE("the other files of llm.c and LLM.Q are refused, saying what they are") {
     TempDir dir;
-    std::pair<int, std::string> files[] = {{20240326, "model"},      {20240327, "debug state"},
-                                           {20240328, "tokenizer"},  {20240522, "evaluation set"},
-                                           {20240801, "Llama-3"},    {20240527, "optimizer state"}};
+    std::pair<int, std::string> files[] = {{20240326, "model"}, {20240327, "debug state"}, {20240328, "tokenizer"}, {20240522, "evaluation set"}, {20240801, "Llama-3"}, {20240527, "optimizer state"}};
     for (auto& [magic, what] : files)
         for (int vocab : {0, 65536})
             check_file_refused(dir.write("other.bin", llmc_header(magic, 1, 4) + "12345678"), vocab,

@@ -1,8 +1,7 @@
 // test_gpt.cu -- gpt.cuh against the model in double (reference_model.h): losses, every gradient, training, bookkeeping.
-#include "gpt.cuh"
+#include "training.cuh"
 #include "bounds.h"
 #include "reference_model.h"
-#include <functional>
 #include <memory>
 
 namespace {
@@ -15,15 +14,22 @@ struct Case {
 const Case CASES[] = {{{1, 1, 7, 5, 3}, 1, 1}, {{1, 2, 10, 9, 101}, 5, 9}, {{2, 3, 9, 16, 37}, 3, 13}, {{3, 4, 20, 11, 53}, 3, 7}, {{2, 1, 33, 40, 257}, 1, 35}, {{0, 1, 5, 4, 11}, 3, 3}};
 const Case SMALL = {{2, 3, 12, 11, 29}, 3, 7}, WIDER = {{2, 2, 32, 19, 61}, 5, 19};
 
-struct Tokens {
-    int B, length;
-    std::vector<int> x, y;
-    Tokens(const Case& c, uint32_t seed) : Tokens(c.shape, c.B, c.length, seed) {}
-    Tokens(const Shape& s, int B, int length, uint32_t seed) : B(B), length(length) {
-        const Rng rng(seed, Stream::test);
-        for (int i = 0; i < B * length; i++) x.push_back((int)rng.below(2 * i, s.vocab)), y.push_back((int)rng.below(2 * i + 1, s.vocab));
-    }
-};
+// A batch of random tokens, after each of which any other may come.
+Batch random_batch(const Shape& s, int B, int length, uint32_t seed) {
+    Batch batch = {B, length, {}, {}};
+    const Rng rng(seed, Stream::test);
+    for (int i = 0; i < B * length; i++) batch.x.push_back((int)rng.below(2 * i, s.vocab)), batch.y.push_back((int)rng.below(2 * i + 1, s.vocab));
+    return batch;
+}
+Batch random_batch(const Case& c, uint32_t seed) { return random_batch(c.shape, c.B, c.length, seed); }
+
+// A text of random tokens to train on, of twice a row's length: batches overlap, and a model can learn it.
+Tokens random_text(const Case& c, uint32_t seed) {
+    std::string text;
+    const Rng rng(seed, Stream::test);
+    for (int i = 0; i < 2 * c.length; i++) text += (char)rng.below(i, c.shape.vocab);
+    return Tokens(text);
+}
 
 ReferenceModel reference(const Shape& s) { return ReferenceModel(s.layers, s.heads, s.channels, s.context, s.vocab); }
 
@@ -34,11 +40,12 @@ struct Model {
     virtual ~Model() = default;
     virtual void initialise(uint32_t seed) = 0;
     virtual void round_weights() = 0; // after the masters were set
-    virtual TokenBatch upload(const Tokens& t) = 0;
+    virtual TokenBatch upload(const Batch& b) = 0;
     virtual void forward(const TokenBatch& batch, Pass pass) = 0;
     virtual double loss(const TokenBatch& batch, float dloss) = 0;
     virtual void backward(const TokenBatch& batch) = 0;
-    virtual void update(AdamW step) = 0; // and what a step ends with
+    virtual StepResult step(LossScale& scale, Progress& at, const Tokens& text, const Config& c) = 0;
+    virtual std::vector<CastStats> cast_stats() = 0;
     virtual Tensor<float> logits() = 0;
     virtual std::string first_nonfinite() = 0;
 
@@ -57,13 +64,13 @@ struct Model {
             if (p.name == name) return p;
         throw Error(1, "there is no parameter " + name);
     }
-    double evaluate(const Tokens& t) {
-        TokenBatch batch = upload(t);
+    double evaluate(const Batch& b) {
+        TokenBatch batch = upload(b);
         forward(batch, Pass::evaluate);
         return loss(batch, 0);
     }
-    double forward_backward(const Tokens& t, float dloss) {
-        TokenBatch batch = upload(t);
+    double forward_backward(const Batch& b, float dloss) {
+        TokenBatch batch = upload(b);
         forward(batch, Pass::train);
         double l = loss(batch, dloss);
         backward(batch);
@@ -77,15 +84,12 @@ struct ModelOf : Model {
     explicit ModelOf(std::unique_ptr<GPT<T>> g) : Model(*g), owner(std::move(g)) {}
     void initialise(uint32_t seed) override { gpt.initialise(seed); }
     void round_weights() override { ::round_weights(gpt.parameters, gpt.weight_stats()), gpt.point_at_weights(); }
-    TokenBatch upload(const Tokens& t) override { return upload_batch((int*)gpt.tokens.data(), t.x, t.y, t.B, t.length, gpt.shape.vocab); }
+    TokenBatch upload(const Batch& b) override { return gpt.upload(b.x, b.y, b.B, b.T); }
     void forward(const TokenBatch& batch, Pass pass) override { gpt_forward(gpt, batch, pass); }
     double loss(const TokenBatch& batch, float dloss) override { return gpt_loss(gpt, batch, dloss); }
     void backward(const TokenBatch& batch) override { gpt_backward(gpt, batch); }
-    void update(AdamW step) override {
-        adamw_update(gpt.parameters, gpt.weight_stats(), step);
-        gpt.point_at_weights();
-        end_step_of_casts(gpt);
-    }
+    StepResult step(LossScale& scale, Progress& at, const Tokens& text, const Config& c) override { return train_step(gpt, scale, at, text, c); }
+    std::vector<CastStats> cast_stats() override { return take_cast_stats(gpt); }
     Tensor<float> logits() override { return gpt.now[0].logits; }
     std::string first_nonfinite() override { return ::first_nonfinite(gpt); }
 };
@@ -98,32 +102,42 @@ std::unique_ptr<Model> model(const Shape& s, const Recipe& r, int B, int length,
                                                                : make(fp16());
 }
 
-// One optimizer step on all of `batches`; between() is called after each. Returns the mean loss.
-const float LR = 0x1p-9f, WEIGHT_DECAY = 0.125f, CLIP = 0.5f;
-double train_step(
-    Model& gpt, const std::vector<Tokens>& batches, int t, const std::function<void()>& between = [] {}) {
-    const float scale = loss_scale_of(gpt.recipe);
-    double loss = 0;
-    fill_zero(gpt.gradients.data(), gpt.gradients.bytes());
-    for (const Tokens& batch : batches) {
-        loss += gpt.forward_backward(batch, scale / batches.size()) / batches.size();
-        between();
-    }
-    double norm = global_norm((const float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale, (float*)gpt.partial.data());
-    AdamW a = {LR};
-    a.weight_decay = WEIGHT_DECAY, a.grad_scale = (float)std::fmin(1, CLIP / norm) / scale;
-    a.set_step(t);
-    gpt.update(a);
-    return loss;
+// How every model here is trained: two micro-batches, clipping, weight decay, one learning rate throughout.
+Config training(const Case& c) {
+    Config o;
+    o.batch = c.B, o.context = c.length, o.accumulate = 2;
+    o.lr = o.min_lr = 0x1p-9, o.warmup = 0;
+    o.beta2 = 0.999, o.weight_decay = 0.125, o.clip = 0.5;
+    return o;
 }
-double train_step(ReferenceModel& m, const std::vector<Tokens>& batches, int t) {
+
+// A model in training, and the same step of the reference: it returns the mean loss.
+struct Trainee {
+    std::unique_ptr<Model> model;
+    Tokens text;
+    Config config;
+    LossScale scale = LossScale::fixed(loss_scale_of(model->recipe));
+    Progress at = {};
+    double step() {
+        const StepResult r = model->step(scale, at, text, config);
+        CHECK(!r.skipped);
+        return r.loss;
+    }
+};
+Trainee trainee(const Case& c, const Recipe& r) {
+    Trainee t{model(c.shape, r, c.B, c.length), random_text(c, 2), training(c)};
+    t.model->initialise(1);
+    return t;
+}
+double train_step(ReferenceModel& m, const Tokens& text, const Config& c, int t) {
     double loss = 0;
     m.zero_grad();
-    for (const Tokens& b : batches) {
-        loss += m.loss(b.x, b.y, b.B, b.length) / batches.size();
-        m.backward(1.0 / batches.size());
+    for (int micro = 0; micro < c.accumulate; micro++) {
+        const Batch b = train_batch(text, c.batch, c.context, (uint32_t)c.seed, t - 1, micro, c.accumulate);
+        loss += m.loss(b.x, b.y, b.B, b.T) / c.accumulate;
+        m.backward(1.0 / c.accumulate);
     }
-    m.adamw(LR, 0.9f, 0.999f, 1e-8f, WEIGHT_DECAY, t, std::fmin(1, CLIP / m.grad_norm()));
+    m.adamw((float)c.lr, (float)c.beta1, (float)c.beta2, 1e-8f, c.weight_decay, t, std::fmin(1, c.clip / m.grad_norm()));
     return loss;
 }
 
@@ -194,8 +208,8 @@ double fp32_error(const Case& c) {
 // embedding and ln_f.
 double turned(Format f, int times) {
     const double u = f == FP32 ? U : f == BF16 ? 0x1p-8
-                                 : f == FP16   ? 0x1p-11
-                                 : f == E4M3   ? 0x1p-4
+        : f == FP16                            ? 0x1p-11
+        : f == E4M3                            ? 0x1p-4
                                                : 0x1p-3;
     return times * u * u / 7;
 }
@@ -249,8 +263,8 @@ TEST_CASE("gpt: in FP32 the loss and every parameter's gradient are the referenc
             ReferenceModel m = reference(c.shape);
             gpt->initialise(1), m.init(1);
             if (size > 0) scramble(*gpt, m, size);
-            const Tokens tokens(c, 2);
-            const double loss = gpt->forward_backward(tokens, 1), want = m.loss(tokens.x, tokens.y, tokens.B, tokens.length);
+            const Batch tokens = random_batch(c, 2);
+            const double loss = gpt->forward_backward(tokens, 1), want = m.loss(tokens.x, tokens.y, tokens.B, tokens.T);
             m.backward();
             CHECK(std::fabs(loss - want) / want < fp32_error(c));
             for (size_t i = 0; i < m.parameters.size(); i++) {
@@ -264,15 +278,15 @@ TEST_CASE("gpt: in FP32 the loss and every parameter's gradient are the referenc
 TEST_CASE("gpt: ten training losses in FP32 are the reference's: two micro-batches, clipping, AdamW with weight decay") {
     for (const Case& c : {CASES[1], CASES[2], CASES[3]}) {
         INFO("layers=" << c.shape.layers << " C=" << c.shape.channels);
-        auto gpt = model(c.shape, recipe_fp32, c.B, c.length);
+        Trainee gpt = trainee(c, recipe_fp32);
         ReferenceModel m = reference(c.shape);
-        gpt->initialise(1), m.init(1);
+        m.init(1);
         double worst = 0, first = 0, last = 0;
         for (int t = 1; t <= 10; t++) {
-            const std::vector<Tokens> batches = {Tokens(c, 2), Tokens(c, 3)};
-            last = train_step(*gpt, batches, t);
+            last = gpt.step();
             if (t == 1) first = last;
-            const double want = train_step(m, batches, t);
+            const double want = train_step(m, gpt.text, gpt.config, t);
+            CHECK(m.grad_norm() > gpt.config.clip); // so that clipping is tested
             worst = std::fmax(worst, std::fabs(last - want) / want);
         }
         CHECK(worst < 1e-5);
@@ -287,8 +301,8 @@ TEST_CASE("gpt: in 16- and 8-bit recipes the loss is within what their roundings
             auto gpt = model(c.shape, r, c.B, c.length);
             ReferenceModel m = reference(c.shape);
             gpt->initialise(1), m.init(1);
-            const Tokens tokens(c, 2);
-            const double loss = gpt->evaluate(tokens), want = m.loss(tokens.x, tokens.y, tokens.B, tokens.length);
+            const Batch tokens = random_batch(c, 2);
+            const double loss = gpt->evaluate(tokens), want = m.loss(tokens.x, tokens.y, tokens.B, tokens.T);
             // ln_f(x), of length sqrt(C), is turned: each component is off by forward_turn, root of mean square, so a logit
             // is by that times |wte[v]|. Of a loss's derivative p - [v = target] the squares add up to at most 2. A mean
             // over tokens is not farther off than one of them; two standard deviations.
@@ -310,9 +324,9 @@ TEST_CASE("gpt: in 16- and 8-bit recipes every gradient has the reference's dire
             auto gpt = model(c.shape, r, c.B, c.length);
             ReferenceModel m = reference(c.shape);
             gpt->initialise(1), m.init(1);
-            const Tokens tokens(c, 2);
+            const Batch tokens = random_batch(c, 2);
             gpt->forward_backward(tokens, loss_scale_of(r));
-            m.loss(tokens.x, tokens.y, tokens.B, tokens.length), m.backward();
+            m.loss(tokens.x, tokens.y, tokens.B, tokens.T), m.backward();
             const double turn = 2 * backward_turn(c, r) + fp32_error(c); // two standard deviations
             for (size_t i = 0; i < m.parameters.size(); i++) {
                 CAPTURE(m.parameters[i].name);
@@ -332,7 +346,7 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
     CHECK(gpt.sites.size() == 8 * 2); // four Linears in a block, an input and a gradient each
     for (auto& [name, site] : gpt.sites) CHECK(!site->measured);
 
-    owner.forward_backward(Tokens(c, 2), 1);
+    owner.forward_backward(random_batch(c, 2), 1);
     for (auto& named : gpt.sites) {
         const std::string& name = named.first;
         const CastSite* site = named.second;
@@ -364,6 +378,28 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
     compare(e4m3(), gpt.blocks[0].qkv.x, a.blocks[0].ln1, a.blocks[0].ln1_codes);
     compare(e5m2(), gpt.blocks[0].qkv.dy, a.d.qkv, a.d.codes);
 
+    // The gradient of that Linear's weights is the product of those very codes: BT terms, two roundings each.
+    {
+        const Tensor<float> dw = gpt.blocks[0].qkv.dw;
+        const int BT = c.B * c.length, N = dw.rows, K = dw.cols;
+        std::vector<e4m3> x((size_t)BT * K);
+        std::vector<e5m2> dy((size_t)BT * N);
+        copy_to_host(x.data(), (const e4m3*)a.blocks[0].ln1_codes.data, x.size()), copy_to_host(dy.data(), (const e5m2*)a.d.codes.data, dy.size());
+        const auto got = floats_at(dw.data, dw.size());
+        const double scale = std::ldexp(1.0, -gpt.blocks[0].qkv.x.k - gpt.blocks[0].qkv.dy.k);
+        Worst worst;
+        for (int n = 0; n < N; n++)
+            for (int k = 0; k < K; k++) {
+                double sum = 0, size = 0;
+                for (int bt = 0; bt < BT; bt++) {
+                    double term = scale * to_float(dy[(size_t)bt * N + n]) * to_float(x[(size_t)bt * K + k]);
+                    sum += term, size += std::fabs(term);
+                }
+                worst.see((size_t)n * K + k, got[(size_t)n * K + k], sum, gamma_fp32(2 * BT) * size);
+            }
+        check("dw", worst, K);
+    }
+
     for (const Parameter& p : gpt.parameters) {
         CAPTURE(p.name);
         const bool linear = p.name.find(".weight") != std::string::npos && p.name.find("ln_") == std::string::npos && p.name[0] == 'h';
@@ -383,8 +419,13 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
         CHECK(std::ldexp(amax, p.k) > 224);
     }
 
-    CastStats total = end_step_of_casts(gpt);
-    CHECK(total.saturated == 0);
+    const std::vector<CastStats> casts = take_cast_stats(gpt);
+    REQUIRE(casts.size() == gpt.sites.size());
+    for (size_t i = 0; i < casts.size(); i++) {
+        CHECK(casts[i].saturated == 0);
+        gpt.sites[i].second->end_step(casts[i]);
+    }
+    for (const CastStats& s : take_cast_stats(gpt)) CHECK(s.amax_bits + s.nan + s.inf + s.saturated == 0); // counting started anew
     for (auto& named : gpt.sites) {
         const std::string& name = named.first;
         const CastSite* site = named.second;
@@ -401,20 +442,28 @@ TEST_CASE("gpt: evaluations, before, between and within steps, change no bit of 
     const Case& c = SMALL;
     for (const Recipe& r : RECIPES) {
         CAPTURE(std::string(r.name));
-        auto gpt = model(c.shape, r, c.B, c.length), other = model(c.shape, r, c.B, c.length);
-        gpt->initialise(1), other->initialise(1);
-        const Tokens full(c, 5), one(c.shape, 1, c.shape.context, 6), shortest(c.shape, 1, 1, 7);
+        Trainee a = trainee(c, r), b = trainee(c, r);
+        const Batch full = random_batch(c, 5), one = random_batch(c.shape, 1, c.shape.context, 6), shortest = random_batch(c.shape, 1, 1, 7);
         auto look = [&] {
-            for (const Tokens* t : {&full, &one, &shortest}) other->evaluate(*t);
+            for (const Batch* batch : {&full, &one, &shortest}) b.model->evaluate(*batch);
         };
+        auto check_same = [&] { CHECK((state(*a.model) == state(*b.model))); };
         look();
+        check_same(); // no scale has been chosen from an evaluation
         for (int t = 1; t <= 3; t++) {
-            const std::vector<Tokens> batches = {Tokens(c, 10 + t), Tokens(c, 20 + t)};
-            const double loss = train_step(*gpt, batches, t), loss_other = train_step(*other, batches, t, look);
-            CHECK(loss == loss_other);
+            CHECK(a.step() == b.step());
             look();
+            check_same();
         }
-        CHECK((state(*gpt) == state(*other)));
+        // Between two micro-batches, whose gradients and statistics add up.
+        for (uint32_t seed : {8, 9}) {
+            CHECK(a.model->forward_backward(random_batch(c, seed), 1) == b.model->forward_backward(random_batch(c, seed), 1));
+            look();
+            check_same();
+        }
+        const auto seen = a.model->cast_stats(), seen_too = b.model->cast_stats();
+        REQUIRE(seen.size() == seen_too.size());
+        for (size_t i = 0; i < seen.size(); i++) CHECK(memcmp(&seen[i], &seen_too[i], sizeof(CastStats)) == 0);
     }
 }
 
@@ -424,10 +473,10 @@ TEST_CASE("gpt: after training batches a forward pass of another shape has the r
     ReferenceModel m = reference(c.shape);
     gpt->initialise(1), m.init(1);
     scramble(*gpt, m, 0.3);
-    gpt->forward_backward(Tokens(c, 2), 1);
+    gpt->forward_backward(random_batch(c, 2), 1);
     for (int length : {1, 2, 5, c.shape.context}) {
         CAPTURE(length);
-        const Tokens tokens(c.shape, 1, length, 3);
+        const Batch tokens = random_batch(c.shape, 1, length, 3);
         gpt->evaluate(tokens);
         m.loss(tokens.x, tokens.y, 1, length);
         const auto logits = floats_at(gpt->logits().data, gpt->logits().size());
@@ -443,10 +492,11 @@ TEST_CASE("gpt: what stands after a token changes no bit of its logits") {
     const Case& c = SMALL;
     for (const Recipe& r : RECIPES) {
         CAPTURE(std::string(r.name));
-        auto gpt = model(c.shape, r, c.B, c.length);
-        gpt->initialise(1);
-        train_step(*gpt, {Tokens(c, 2)}, 1); // FP8: scales are of past steps. The first ever is measured, on all tokens.
-        Tokens a(c.shape, 1, 9, 3), b = a;
+        Trainee trained = trainee(c, r);
+        trained.step(); // FP8: scales are of past steps. The first ever is measured, on all tokens.
+        auto& gpt = trained.model;
+        const Batch a = random_batch(c.shape, 1, 9, 3);
+        Batch b = a;
         for (int t = 5; t < 9; t++) b.x[t] = (a.x[t] + 1) % c.shape.vocab;
         const int V = c.shape.vocab;
         gpt->evaluate(a);
@@ -465,10 +515,9 @@ static std::string trained(const Case& c, const Recipe& r, int threads, double* 
 #if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
         OneDnn::library() = OneDnn();
 #endif
-        auto gpt = model(c.shape, r, c.B, c.length);
-        gpt->initialise(1);
-        for (int t = 1; t <= 3; t++) *loss = train_step(*gpt, {Tokens(c, 10 + t), Tokens(c, 20 + t)}, t);
-        result = state(*gpt);
+        Trainee gpt = trainee(c, r);
+        for (int t = 1; t <= 3; t++) *loss = gpt.step();
+        result = state(*gpt.model);
     });
     return result;
 }
@@ -516,7 +565,7 @@ TEST_CASE("gpt: memory_needed is what is allocated, and what a training pass use
                     CHECK(rest(*buffer, data, last.size() * 4) < 256);
                 }
                 gpt->initialise(1);
-                TokenBatch batch = gpt->upload(Tokens(c, 2));
+                TokenBatch batch = gpt->upload(random_batch(c, 2));
                 gpt->forward(batch, Pass::train);
                 CHECK(gpt->arena.used == m.activations);
                 gpt->forward(batch, Pass::evaluate);
@@ -535,7 +584,8 @@ TEST_CASE("gpt: what does not fit is refused, with its values") {
     auto gpt = model(c.shape, recipe_fp32, 2, 8);
     gpt->initialise(1);
     Buffer memory(1000 * sizeof(int));
-    const Tokens many(c.shape, 4, 11, 1), too_long(c.shape, 1, 12, 1); // a context of 11
+    const Batch many = random_batch(c.shape, 4, 11, 1), too_long = random_batch(c.shape, 1, 12, 1); // a context of 11
+    CHECK_THROWS_WITH_AS(gpt->upload(many), doctest::Contains("a batch of 4 x 11 tokens is larger than the model was made for"), Error);
     TokenBatch batch = upload_batch((int*)memory.data(), many.x, many.y, 4, 11, c.shape.vocab);
     CHECK_THROWS_WITH_AS(gpt->forward(batch, Pass::train), doctest::Contains("a batch of 4 x 11 needs"), Error);
     batch = upload_batch((int*)memory.data(), too_long.x, too_long.y, 1, 12, c.shape.vocab);
@@ -554,13 +604,13 @@ TEST_CASE("gpt: first_nonfinite names a weight that is NaN, in every recipe") {
         CAPTURE(std::string(r.name));
         auto gpt = model(c.shape, r, c.B, c.length);
         gpt->initialise(1);
-        gpt->forward_backward(Tokens(c, 2), 1);
+        gpt->forward_backward(random_batch(c, 2), 1);
         CHECK(gpt->first_nonfinite() == "nothing (each tensor is finite now)");
         for (const char* name : {"wte.weight", "h.1.attn.c_attn.weight", "h.0.ln_2.bias", "ln_f.weight"}) {
             gpt->initialise(1);
             plant((*gpt)[name].master, (*gpt)[name].size() - 1, NAN);
             gpt->round_weights();
-            CHECK(!std::isfinite(gpt->forward_backward(Tokens(c, 2), 1)));
+            CHECK(!std::isfinite(gpt->forward_backward(random_batch(c, 2), 1)));
             CHECK(gpt->first_nonfinite() == std::string("weight ") + name);
         }
     }
@@ -576,7 +626,7 @@ TEST_CASE("gpt: first_nonfinite names the activation that overflowed in FP16, an
         for (size_t e = 0; e < w.size(); e++) w[e] = e % 2 ? 60000 : -60000; // finite in FP16, unlike their products' sum
         copy_to_machine(p.master, w.data(), w.size());
         gpt->round_weights();
-        gpt->forward_backward(Tokens(c, 2), 1);
+        gpt->forward_backward(random_batch(c, 2), 1);
         return gpt->first_nonfinite();
     };
     CHECK(autopsy(recipe_fp16) == "activation h.1.mlp.c_fc");
@@ -589,7 +639,7 @@ TEST_CASE("gpt: first_nonfinite names the gradient that is NaN, the first in the
         CAPTURE(std::string(r.name));
         auto gpt = model(c.shape, r, c.B, c.length);
         gpt->initialise(1);
-        gpt->forward_backward(Tokens(c, 2), 1);
+        gpt->forward_backward(random_batch(c, 2), 1);
         plant((*gpt)["h.0.mlp.c_proj.bias"].grad, 3, NAN);
         CHECK(gpt->first_nonfinite() == "gradient of h.0.mlp.c_proj.bias");
         plant((*gpt)["h.1.attn.c_attn.weight"].grad, 0, INFINITY); // a later block: earlier in backward

@@ -60,17 +60,26 @@ TEST_CASE("format has no longest line") {
 // Counts each visit of (block, thread) at its own place; a coordinate outside of the grid counts as many.
 static __global__ void visit_kernel(unsigned* visits) {
     bool inside = blockIdx.x < gridDim.x && blockIdx.y < gridDim.y && blockIdx.z < gridDim.z &&
-                  threadIdx.x < blockDim.x && threadIdx.y < blockDim.y && threadIdx.z < blockDim.z;
+        threadIdx.x < blockDim.x && threadIdx.y < blockDim.y && threadIdx.z < blockDim.z;
     unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
     atomicAdd(&visits[block * (blockDim.x * blockDim.y * blockDim.z) + thread], inside ? 1u : 1000u);
 }
 
 TEST_CASE("launch visits every thread of every block once, in 1, 2 and 3 dimensions, and none of 0 blocks") {
-    struct { dim3 blocks, threads; } const cases[] = {
-        {dim3(1), dim3(1)},        {dim3(7), dim3(1)},        {dim3(5), dim3(BLOCK)}, {dim3(3, 4), dim3(WARP, ROWS)},
-        {dim3(2, 3, 5), dim3(32)}, {dim3(3), dim3(4, 3, 2)},  {dim3(1, 1, 6), dim3(1, 5)},
-        {dim3(0), dim3(BLOCK)},    {dim3(3, 0), dim3(BLOCK)}, {dim3(3, 2, 0), dim3(1)},
+    struct {
+        dim3 blocks, threads;
+    } const cases[] = {
+        {dim3(1), dim3(1)},
+        {dim3(7), dim3(1)},
+        {dim3(5), dim3(BLOCK)},
+        {dim3(3, 4), dim3(WARP, ROWS)},
+        {dim3(2, 3, 5), dim3(32)},
+        {dim3(3), dim3(4, 3, 2)},
+        {dim3(1, 1, 6), dim3(1, 5)},
+        {dim3(0), dim3(BLOCK)},
+        {dim3(3, 0), dim3(BLOCK)},
+        {dim3(3, 2, 0), dim3(1)},
     };
     for (auto c : cases) {
         size_t n = (size_t)c.blocks.x * c.blocks.y * c.blocks.z * c.threads.x * c.threads.y * c.threads.z;
@@ -157,7 +166,7 @@ TEST_CASE("warp_sum and warp_max are the sum and the maximum over a warp, in eve
         for (int i = row * WARP; i < (row + 1) * WARP; i++) {
             WarpResults r = results[i];
             wrong += r.sum != expected.sum || r.max != expected.max || r.unsigned_sum != expected.unsigned_sum ||
-                     r.unsigned_max != expected.unsigned_max;
+                r.unsigned_max != expected.unsigned_max;
         }
     }
     CHECK(wrong == 0);

@@ -6,7 +6,9 @@
 namespace {
 
 // The textbook kernel, and what the model calls: on a CPU that is oneDNN, with BF16 products and without.
-enum class Engine { tiled, model, model_without_bf16 };
+enum class Engine { tiled,
+                    model,
+                    model_without_bf16 };
 #if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
 const std::vector<Engine> ENGINES = {Engine::model};
 #else

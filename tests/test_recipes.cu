@@ -7,7 +7,7 @@
 TEST_CASE("the recipes are what the README's table says") {
     auto is = [](Recipe r, const char* name, Format stored, Format weight, Format input, Format gradient, bool loss_scaling) {
         return std::string(r.name) == name && r.stored == stored && r.weight == weight && r.input == input && r.gradient == gradient &&
-               r.loss_scaling == loss_scaling;
+            r.loss_scaling == loss_scaling;
     };
     CHECK(is(recipe_fp32, "fp32", FP32, FP32, FP32, FP32, false));
     CHECK(is(recipe_bf16, "bf16", BF16, BF16, BF16, BF16, false));
@@ -74,9 +74,9 @@ static bool facts_are(FormatFacts f, int bits, int exponent_bits, int mantissa_b
                       double smallest_subnormal, double spacing_at_1, int64_t inf, int64_t first_nan, int64_t last_nan, float becomes_zero,
                       float overflow_starts) {
     return f.bits == bits && f.exponent_bits == exponent_bits && f.mantissa_bits == mantissa_bits && f.bias == bias && f.largest == largest &&
-           f.smallest_normal == smallest_normal && f.smallest_subnormal == smallest_subnormal && f.spacing_at_1 == spacing_at_1 &&
-           f.inf == inf && f.first_nan == first_nan && f.last_nan == last_nan && f.becomes_zero == becomes_zero &&
-           f.overflow_starts == overflow_starts;
+        f.smallest_normal == smallest_normal && f.smallest_subnormal == smallest_subnormal && f.spacing_at_1 == spacing_at_1 &&
+        f.inf == inf && f.first_nan == first_nan && f.last_nan == last_nan && f.becomes_zero == becomes_zero &&
+        f.overflow_starts == overflow_starts;
 }
 
 // IEEE 754-2019 for FP16, the OCP FP8 specification 1.0 for E4M3 and E5M2. Half the smallest subnormal is a tie with 0,

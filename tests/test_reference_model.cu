@@ -154,8 +154,8 @@ TEST_CASE("reference model: the learning rate rises, then follows half a cosine"
     auto rate = [](int t) { return ReferenceModel::learning_rate(t, 14, 1.0, 0.2, 4); };
     CHECK(rate(0) == 0.25);
     CHECK(rate(3) == 1);
-    CHECK(rate(4) == 1);             // the cosine's start
-    CHECK(rate(9) == close_to(0.6)); // half way between the two
+    CHECK(rate(4) == 1);                                                    // the cosine's start
+    CHECK(rate(9) == close_to(0.6));                                        // half way between the two
     CHECK(rate(13) == close_to(0.2 + 0.4 * (1 + std::cos(M_PI * 9 / 10)))); // the last step; 0.2 itself is the next
     CHECK(ReferenceModel::learning_rate(0, 10, 3, 1, 0) == 3);              // no warmup
 }

@@ -101,7 +101,10 @@ TEST_CASE("uniform: multiples of 2^-24 in [0, 1), of mean 1/2 and variance 1/12"
 }
 
 TEST_CASE("below: every number under the bound, equally often") {
-    struct { uint64_t bound; double chi_square; } const cases[] = {{7, 38.26}, {10, 44.81}, {16, 56.49}, {256, 377.1}};
+    struct {
+        uint64_t bound;
+        double chi_square;
+    } const cases[] = {{7, 38.26}, {10, 44.81}, {16, 56.49}, {256, 377.1}};
     for (auto c : cases) {
         const int n = 200000;
         std::vector<int> count(c.bound);

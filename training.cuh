@@ -1,0 +1,159 @@
+// training.cuh -- one step of training, and ways to look at the model that it trains.
+//
+//   train_step   micro-batches -> finite? -> unscale and clip -> AdamW on the FP32 masters -> round -> average
+//   evaluate     mean loss on fixed validation windows        answer_accuracy   sums that the model never saw
+//   generate     one token after the other
+//
+// Source   arXiv:1710.03740, sections 3.1 and 3.2: FP32 masters, loss scaling, skipped steps
+// Units    losses in nats per token; steps: applied ones move t and the learning rate, attempts draw batches
+// Formats  the model's T is the recipe's stored format; everything here is FP32, or double on the host
+// Why      a step either moves everything or nothing: what is decided after the gradients is decided before any weight
+// Tests    tests/test_training.cu     Times  bench.cu, bench_step
+#pragma once
+#include "config.h"
+#include "data.h"
+#include "gpt.cuh"
+
+// ==== one optimizer step =============================================================================================
+
+struct Progress {
+    int applied = 0;       // updates made: AdamW's t, and what the learning rate follows
+    uint64_t attempts = 0; // batches drawn: also those whose step was dropped
+    int skipped = 0, skipped_in_a_row = 0;
+    uint64_t saturated = 0; // FP8 casts past the format's largest, in applied steps
+};
+
+struct StepResult {
+    double loss, norm;
+    float lr, loss_scale;
+    bool skipped;
+    unsigned saturated;
+};
+
+template <class T>
+StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens& tokens, const Config& c) {
+    // 1. Gradients of `scale * loss`, summed in FP32 over the micro-batches. The scale lifts small gradients into FP16's
+    //    range; in the other recipes it stays 1.
+    StepResult r = {0, 0, learning_rate(c, at.applied), scale.value, false, 0};
+    fill_zero(gpt.gradients.data(), gpt.gradients.bytes());
+    for (int micro = 0; micro < c.accumulate; micro++) {
+        Batch batch = train_batch(tokens, c.batch, c.context, (uint32_t)c.seed, at.attempts, micro, c.accumulate);
+        TokenBatch on_machine = gpt.upload(batch.x, batch.y, batch.B, batch.T);
+        gpt_forward(gpt, on_machine, Pass::train);
+        r.loss += gpt_loss(gpt, on_machine, scale.value / c.accumulate) / c.accumulate;
+        if (!std::isfinite(r.loss)) break; // the step is lost: leave the activations as they are, for the autopsy
+        gpt_backward(gpt, on_machine);
+    }
+    at.attempts++;
+
+    // 2. Is everything finite? The FP32 gradients, and what the saturating FP8 casts saw. If not, nothing moves: no
+    //    weight, no moment, no t, no learning rate, no average, no FP8 scale; only the loss scale is halved.
+    const std::vector<CastStats> casts = take_cast_stats(gpt);
+    unsigned nonfinite = 0;
+    for (const CastStats& s : casts) nonfinite += s.nan + s.inf, r.saturated += s.saturated;
+    r.norm = global_norm((float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale.value, (float*)gpt.partial.data());
+    if (!std::isfinite(r.loss) || !std::isfinite(r.norm) || nonfinite) {
+        for (auto& [name, site] : gpt.sites) site->drop_step();
+        scale.overflowed();
+        at.skipped++, at.skipped_in_a_row++;
+        r.skipped = true;
+        return r;
+    }
+
+    for (size_t i = 0; i < casts.size(); i++) gpt.sites[i].second->end_step(casts[i]); // the next step's FP8 scales
+
+    // 3. AdamW moves the FP32 masters and rounds them to what the products read. Clipping comes after unscaling: the norm
+    //    above is that of the true gradients.
+    const double clip = c.clip > 0 && r.norm > c.clip ? c.clip / r.norm : 1;
+    AdamW adam;
+    adam.lr = r.lr, adam.beta1 = (float)c.beta1, adam.beta2 = (float)c.beta2, adam.weight_decay = (float)c.weight_decay;
+    adam.grad_scale = (float)(clip / scale.value);
+    adam.set_step(++at.applied);
+    adamw_update(gpt.parameters, gpt.weight_stats(), adam);
+    gpt.point_at_weights();
+    if (c.ema > 0) update_average(gpt.parameters, (float)c.ema);
+
+    scale.succeeded();
+    at.skipped_in_a_row = 0, at.saturated += r.saturated;
+    return r;
+}
+
+// ==== looking at the model ===========================================================================================
+
+// Mean loss over fixed windows of the split, in nats per token: the same windows at every call and for every recipe.
+template <class T>
+double evaluate(GPT<T>& gpt, const Tokens& tokens, const Config& c) {
+    double loss = 0;
+    for (int i = 0; i < c.eval_batches; i++) {
+        Batch batch = validation_batch(tokens, c.batch, c.context, i, c.eval_batches);
+        TokenBatch on_machine = gpt.upload(batch.x, batch.y, batch.B, batch.T);
+        gpt_forward(gpt, on_machine, Pass::evaluate);
+        loss += gpt_loss(gpt, on_machine, 0) / c.eval_batches;
+    }
+    return loss;
+}
+
+// The logits that follow each text: one forward pass over rows padded to the context, read at each row's last token.
+// Texts are cut to their last `context` tokens; what stands after a token cannot change its logits.
+template <class T>
+std::vector<std::vector<float>> next_logits(GPT<T>& gpt, const std::vector<std::vector<int>>& texts, int context) {
+    const int B = (int)texts.size(), V = gpt.shape.vocab;
+    std::vector<int> x((size_t)B * context, 0), last(B);
+    for (int b = 0; b < B; b++) {
+        ENSURE(!texts[b].empty(), "text %d is empty: there is no token to continue", b);
+        const int n = (int)std::min<size_t>(texts[b].size(), context);
+        std::copy(texts[b].end() - n, texts[b].end(), x.begin() + (size_t)b * context);
+        last[b] = b * context + n - 1;
+    }
+    gpt_forward(gpt, gpt.upload(x, x, B, context), Pass::evaluate);
+    std::vector<std::vector<float>> logits(B, std::vector<float>(V));
+    for (int b = 0; b < B; b++) copy_to_host(logits[b].data(), gpt.now[0].logits.data + (size_t)last[b] * V, V);
+    return logits;
+}
+
+// A token drawn from softmax(logits / temperature), by a uniform number u; the most likely one at temperature 0.
+inline int draw(const std::vector<float>& logits, double temperature, float u) {
+    const int best = int(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    if (temperature == 0) return best;
+    std::vector<double> p(logits.size());
+    double sum = 0;
+    for (size_t v = 0; v < p.size(); v++) sum += p[v] = std::exp((logits[v] - logits[best]) / temperature);
+    double left = u * sum;
+    for (size_t v = 0; v < p.size(); v++)
+        if ((left -= p[v]) < 0) return (int)v;
+    return best;
+}
+
+// `count` tokens that continue `text`; the same for the same seed.
+template <class T>
+std::vector<int> generate(GPT<T>& gpt, std::vector<int> text, int count, double temperature, const Config& c) {
+    const Rng rng((uint32_t)c.seed, Stream::sampling);
+    const size_t given = text.size();
+    for (int i = 0; i < count; i++) text.push_back(draw(next_logits(gpt, {text}, c.context)[0], temperature, rng.uniform(i)));
+    return {text.begin() + given, text.end()};
+}
+
+// Of the first QUESTIONS held-out questions, the share whose answer the model gives exactly, byte for byte, decoding greedily.
+constexpr size_t QUESTIONS = 400;
+template <class T>
+double answer_accuracy(GPT<T>& gpt, std::vector<Question> questions, const Config& c) {
+    if (questions.size() > QUESTIONS) questions.resize(QUESTIONS);
+    int right = 0;
+    for (size_t first = 0; first < questions.size(); first += c.batch) {
+        const size_t count = std::min<size_t>(c.batch, questions.size() - first);
+        std::vector<std::vector<int>> texts(count);
+        std::vector<std::string> said(count);
+        size_t longest = 0;
+        for (size_t b = 0; b < count; b++) {
+            const std::string prompt = "\n" + questions[first + b].prompt; // a story starts after the last one's end
+            texts[b].assign(prompt.begin(), prompt.end());
+            longest = std::max(longest, questions[first + b].answer.size());
+        }
+        for (size_t i = 0; i < longest; i++) {
+            auto logits = next_logits(gpt, texts, c.context);
+            for (size_t b = 0; b < count; b++) texts[b].push_back(draw(logits[b], 0, 0)), said[b] += (char)texts[b].back();
+        }
+        for (size_t b = 0; b < count; b++) right += said[b].compare(0, questions[first + b].answer.size(), questions[first + b].answer) == 0;
+    }
+    return (double)right / questions.size();
+}
