@@ -421,11 +421,11 @@ TEST_CASE("training: each token has its own interval of the uniform number, as w
     const float small = std::log(1.0f), large = std::log(2.0f);
     const float eps = 0x1p-20f;                              // more than the logits' own rounding can move a border
     const std::vector<float> logits = {small, large, small}; // 1/4, 1/2, 1/4
-    for (auto [u, token] : std::vector<std::pair<float, int>>{{0, 0}, {0.125f, 0}, {0.25f - eps, 0}, {0.25f + eps, 1}, {0.5f, 1}, {0.75f - eps, 1}, {0.75f + eps, 2}, {1 - 0x1p-24f, 2}})
-        CHECK_MESSAGE(draw(logits, 1, u) == token, u);
+    for (const std::pair<float, int>& at : std::vector<std::pair<float, int>>{{0, 0}, {0.125f, 0}, {0.25f - eps, 0}, {0.25f + eps, 1}, {0.5f, 1}, {0.75f - eps, 1}, {0.75f + eps, 2}, {1 - 0x1p-24f, 2}})
+        CHECK_MESSAGE(draw(logits, 1, at.first) == at.second, at.first);
     // At temperature 1/2 probabilities are squared: 1/6, 4/6, 1/6.
-    for (auto [u, token] : std::vector<std::pair<float, int>>{{1 / 6.0f - eps, 0}, {1 / 6.0f + eps, 1}, {5 / 6.0f - eps, 1}, {5 / 6.0f + eps, 2}})
-        CHECK_MESSAGE(draw(logits, 0.5, u) == token, u);
+    for (const std::pair<float, int>& at : std::vector<std::pair<float, int>>{{1 / 6.0f - eps, 0}, {1 / 6.0f + eps, 1}, {5 / 6.0f - eps, 1}, {5 / 6.0f + eps, 2}})
+        CHECK_MESSAGE(draw(logits, 0.5, at.first) == at.second, at.first);
     // A temperature near 0 is as 0 is, and no size of logits overflows.
     for (float u : {0.0f, 0.5f, 1 - 0x1p-24f}) {
         CHECK(draw({1, 2, 1.5f}, 1e-300, u) == 1);
