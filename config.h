@@ -19,7 +19,7 @@ struct Config {
 
     int layers = 2, heads = 4, channels = 64, context = 160;
 
-    int batch = 16, accumulate = 1, steps = 4800;
+    int batch = 16, accumulate = 1, steps = 4400;
     double lr = 8e-3, min_lr = -1;
     int warmup = 100;
     double beta1 = 0.9, beta2 = 0.95, weight_decay = 0.1, clip = 1, ema = 0;

@@ -34,12 +34,11 @@ inline double seconds_now() { return std::chrono::duration<double>(std::chrono::
 
 // Bytes by class of tensor, for every recipe.
 inline void print_memory(const Shape& s, const Config& c) {
-    printf("memory in MiB       masters   moments  gradients   weights  averages  activations    total\n");
+    printf("memory in bytes    masters      moments    gradients      weights     averages  activations        total\n");
     for (const Recipe& r : RECIPES) {
         const Memory m = memory_needed(s, r, c.batch, c.context, c.ema > 0);
-        auto mib = [](size_t bytes) { return bytes / 1048576.0; };
-        printf("  %-4s %s %14.2f %9.2f %10.2f %9.2f %9.2f %12.2f %8.2f\n", r.name, r.name == c.recipe ? "<-" : "  ", mib(m.masters),
-               mib(m.moments), mib(m.gradients), mib(m.low), mib(m.averages), mib(m.activations), mib(m.total()));
+        printf("  %-4s %s %15zu %12zu %12zu %12zu %12zu %12zu %12zu\n", r.name, r.name == c.recipe ? "<-" : "  ", m.masters, m.moments,
+               m.gradients, m.low, m.averages, m.activations, m.total());
     }
 }
 
@@ -61,6 +60,11 @@ inline void draw_losses(const std::string& path, const std::string& title, const
         else smooth.name = name;
         chart.series.push_back(smooth);
         if (runs.size() == 1 && !validation.x.empty()) chart.series.push_back(validation);
+    }
+    const std::vector<double>& y = chart.series[0].y;
+    if (runs.size() > 1 && !y.empty()) { // runs that agree differ by little: leave the steep first tenth out of the picture
+        chart.y_high = y[y.size() / 10];
+        chart.y_low = 0.9 * *std::min_element(y.begin(), y.end());
     }
     save_chart(path, chart);
 }
