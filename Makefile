@@ -62,6 +62,9 @@ FORCE:
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
+# No kernel runs in these tests: optimising them would only take time.
+$(patsubst %,$(BUILD)/tests/%.o,main test_config test_data test_plot test_stories test_train_gpt): OPTIMISE := -O1
+
 $(BUILD)/train_gpt $(BUILD)/bench: $(BUILD)/%: $(BUILD)/%.o
 	$(LINK) $< $(LIBRARIES) -o $@
 $(BUILD)/run_tests: $(TESTS)
