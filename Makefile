@@ -4,6 +4,8 @@
 # make compare    train with all four recipes on the same data and draw their curves in one picture
 # make bench      every kernel and the whole step against the limits of this machine, measured in the same run
 # make cuda       the nvcc build                     make asan     the tests under ASan and UBSan, on the CPU
+# make sim        the GPU's code on a simulated GPU: build/sim/train_gpt and build/sim/run_tests
+# make racecheck  every test that has kernels, on it, with each pair of accesses to a word compared
 # make format     clang-format                       make clean    remove what was built
 # MACHINE=cpu or MACHINE=cuda chooses for you. sh scripts/setup.sh installs what is missing.
 
@@ -39,6 +41,24 @@ ifeq ($(MACHINE),cuda)
 COMPILE = $(NVCC) -x cu -std=c++17 -O3 $(GENCODE) --threads 2 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp -I. -MMD -MP
 LINK = $(NVCC) $(GENCODE) -Xcompiler -fopenmp
 LIBRARIES :=
+# bench holds our products against cuBLASLt, where the toolkit has it.
+CUDA := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
+ifneq ($(wildcard $(CUDA)/include/cublasLt.h),)
+$(BUILD)/bench.o: COMPILE += -DHAVE_CUBLASLT
+$(BUILD)/bench: LIBRARIES += -lcublasLt -Xlinker -rpath,$(CUDA)/lib64
+endif
+else ifneq ($(filter sim%,$(MACHINE)),)
+COMPILE = $(CXX) -x c++ -std=c++17 -DFEWBITS_SIMULATOR $(SIMULATED) $(WARNINGS) $(OPENMP) $(INCLUDES) -MMD -MP
+LINK = $(CXX) $(OPENMP)
+LIBRARIES := $(if $(BREW),-L$(BREW)/lib -L$(BREW)/opt/libomp/lib -lomp) -lboost_context
+SIMULATED = $(OPTIMISE)
+ifeq ($(MACHINE),sim-asan)
+SIMULATED = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+LINK += -fsanitize=address,undefined
+else ifeq ($(MACHINE),sim-racecheck) # ThreadSanitizer's calls without its library: racecheck.h
+SIMULATED = -O2 -g -fsanitize=thread -DFEWBITS_RACECHECK
+LINK += -Wl,--wrap=memcpy,--wrap=memset
+endif
 else ifeq ($(MACHINE),asan)
 COMPILE = $(CXX) -x c++ -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(WARNINGS) $(OPENMP) $(INCLUDES) -MMD -MP
 LINK = $(CXX) $(OPENMP) -fsanitize=address,undefined
@@ -47,9 +67,13 @@ COMPILE = $(CXX) -x c++ -std=c++17 $(OPTIMISE) $(WARNINGS) $(OPENMP) $(INCLUDES)
 LINK = $(CXX) $(OPENMP)
 endif
 
+NO_KERNELS := test_config test_data test_plot test_stories test_train_gpt
 TESTS := $(patsubst tests/%.cu,$(BUILD)/tests/%.o,$(wildcard tests/*.cu))
+ifeq ($(MACHINE),sim-racecheck)
+TESTS := $(filter-out $(NO_KERNELS:%=$(BUILD)/tests/%.o),$(TESTS))
+endif
 
-.PHONY: all setup train compare test bench cuda asan format clean programs
+.PHONY: all setup train compare test bench cuda asan sim racecheck format clean programs
 all: train_gpt
 
 # What was built for another processor or with other flags is built again.
@@ -63,7 +87,7 @@ $(BUILD)/%.o: %.cu $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
 # No kernel runs in these tests: optimising them would only take time.
-$(patsubst %,$(BUILD)/tests/%.o,main test_config test_data test_plot test_stories test_train_gpt): OPTIMISE := -O1
+$(patsubst %,$(BUILD)/tests/%.o,main $(NO_KERNELS)): OPTIMISE := -O1
 
 $(BUILD)/train_gpt $(BUILD)/bench: $(BUILD)/%: $(BUILD)/%.o
 	$(LINK) $< $(LIBRARIES) -o $@
@@ -104,6 +128,13 @@ cuda: setup
 asan: setup
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=asan programs
 	OMP_WAIT_POLICY=passive FEWBITS_PROGRAM=build/asan/train_gpt build/asan/run_tests
+
+sim: setup
+	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim programs
+
+racecheck: setup
+	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim-racecheck build/sim-racecheck/run_tests
+	build/sim-racecheck/run_tests
 
 format:
 	clang-format -i *.h *.cuh *.cu data/*.h tests/*.h tests/*.cu

@@ -3,7 +3,8 @@
 //   g = grad * scale                  scale = clip / (loss scale): clipping and unscaling are one multiplication
 //   m = b1 m + (1-b1) g               v = b2 v + (1-b2) g^2
 //   w = w - lr * weight_decay * w - lr * (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)           decay on matrices only
-//   low = round(w * 2^k)              k from the amax of the new w, measured in the same pass: never late
+//   low = round(w * 2^k)              k from the amax of the new w, which the same pass measures: never late. An FP8 copy is
+//                                     written in that pass with the old k, and again by itself where the new k is another
 //
 // Source   Loshchilov, Hutter 2017, arXiv:1711.05101, algorithm 2; Kingma, Ba 2014, arXiv:1412.6980
 // Units    t counts applied updates: a skipped step is not one
@@ -26,6 +27,7 @@ struct Parameter {
     void* low = nullptr;      // that copy; the master itself where the format is FP32
     int k = 0;                // value = low * 2^-k
     CastStats* stats = nullptr;
+    void* low_t = nullptr; // FP8 only, if wanted: the same codes transposed, (cols, rows)
 
     size_t size() const { return (size_t)rows * cols; }
     Operand operand() const { return {low, format, k, cols, 1, 0, 0}; }
@@ -43,49 +45,85 @@ struct AdamW {
     }
 };
 
-// One block per CHUNK elements. Traffic per element: reads w, m, v, grad, writes w, m, v: 28 bytes, and the copy.
-// Low is the format of a 16-bit copy; float: no copy here (FP32 needs none, FP8 must know amax first).
+// A pack of w, m and v moves one step. Traffic per element: reads w, m, v, grad, writes w, m, v: 28 bytes.
+__device__ inline Pack<float> adamw_pack(float* w, float* m, float* v, const float* grad, const AdamW& a, size_t i, size_t end) {
+    constexpr int N = PACK<float>;
+    Pack<float> w_i = load_pack<N>(w, i, end), m_i = load_pack<N>(m, i, end), v_i = load_pack<N>(v, i, end);
+    const Pack<float> grad_i = load_pack<N>(grad, i, end);
+    for (int j = 0; j < N; j++) {
+        float g = grad_i[j] * a.grad_scale;
+        m_i[j] += (1 - a.beta1) * (g - m_i[j]);
+        v_i[j] += (1 - a.beta2) * (g * g - v_i[j]);
+        float update = (m_i[j] * a.correction1) / (sqrtf(v_i[j] * a.correction2) + a.eps) + a.weight_decay * w_i[j];
+        w_i[j] -= a.lr * update;
+    }
+    store_pack(w, i, end, w_i), store_pack(m, i, end, m_i), store_pack(v, i, end, v_i);
+    return w_i;
+}
+
+// One block per CHUNK elements. Low is the format of a 16-bit copy, 2 bytes more to write; float: no copy.
 template <class Low>
 __global__ void adamw_kernel(float* w, float* m, float* v, Low* low, CastStats* stats, const float* grad, AdamW a, size_t n) {
+    constexpr int N = PACK<float>;
     CastStats s = {};
-    Chunk chunk(n);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) {
-        float g = grad[i] * a.grad_scale;
-        float m_i = m[i] + (1 - a.beta1) * (g - m[i]);
-        float v_i = v[i] + (1 - a.beta2) * (g * g - v[i]);
-        float update = (m_i * a.correction1) / (sqrtf(v_i * a.correction2) + a.eps) + a.weight_decay * w[i];
-        float w_i = w[i] - a.lr * update;
-        m[i] = m_i, v[i] = v_i, w[i] = w_i;
-        if constexpr (sizeof(Low) == 2) low[i].bits = round_to<Low>(w_i).bits; // a store of the whole struct would not vectorise
-        count_value(s, w_i);
+    PackChunk<N> chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
+        const Pack<float> w_i = adamw_pack(w, m, v, grad, a, i, chunk.end);
+        if constexpr (sizeof(Low) == 2) {
+            Pack<Low, N> low_i;
+            for (int j = 0; j < N; j++) low_i[j] = round_to<Low>(w_i[j]);
+            store_pack(low, i, chunk.end, low_i);
+        }
+        for (int j = 0; j < N; j++) count_value(s, w_i[j]);
     }
     publish(stats, s);
+}
+
+// An FP8 copy with a scale that was right before this step: 1 byte more to write, and 1 for its transpose.
+template <class Q>
+__global__ void adamw_quantise_kernel(float* w, float* m, float* v, Q* low, Q* low_t, CastStats* stats, const float* grad, AdamW a,
+                                      float scale, int rows, int cols) {
+    quantise_each<PACK<float>>(low, low_t, stats, scale, rows, cols, [=](size_t i, size_t end) { return adamw_pack(w, m, v, grad, a, i, end); });
 }
 
 // low = round(w). One block per CHUNK elements.
 template <class Low>
 __global__ void round_kernel(Low* low, const float* w, size_t n) {
-    Chunk chunk(n);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) low[i] = round_to<Low>(w[i]);
+    constexpr int N = PACK<float>;
+    PackChunk<N> chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
+        const Pack<float> w_i = load_pack<N>(w, i, chunk.end);
+        Pack<Low, N> low_i;
+        for (int j = 0; j < N; j++) low_i[j] = round_to<Low>(w_i[j]);
+        store_pack(low, i, chunk.end, low_i);
+    }
 }
 
 // average += (1 - decay) * (w - average). One block per CHUNK elements.
 template <class T>
 __global__ void average_kernel(T* average, const T* w, T decay, size_t n) {
-    Chunk chunk(n);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) average[i] += (1 - decay) * (w[i] - average[i]);
+    constexpr int N = PACK<T>;
+    PackChunk<N> chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
+        Pack<T> average_i = load_pack<N>(average, i, chunk.end);
+        const Pack<T> w_i = load_pack<N>(w, i, chunk.end);
+        for (int j = 0; j < N; j++) average_i[j] += (1 - decay) * (w_i[j] - average_i[j]);
+        store_pack(average, i, chunk.end, average_i);
+    }
 }
 
-// FP8 copies, once the amax of every new weight is known: one read-back for all tensors. `stats` are all tensors' statistics.
+// FP8 copies were cast with the k that their weights had before; now the amax of the new ones is known: one read-back for
+// all tensors. The few whose amax has left its binade get their new k and are cast again. `stats` are all tensors' statistics.
 inline void quantise_weights(std::vector<Parameter>& parameters, CastStats* stats) {
     if (std::none_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return is_fp8(p.format); })) return;
     std::vector<CastStats> seen(parameters.size());
     copy_to_host(seen.data(), stats, seen.size());
     for (Parameter& p : parameters) {
-        if (!is_fp8(p.format)) continue;
-        float amax = seen[p.stats - stats].amax();
-        if (amax > 0) p.k = scale_exponent(p.format, amax);
-        quantise(p.low, p.format, p.k, p.stats, p.weight());
+        const float amax = seen[p.stats - stats].amax();
+        if (!is_fp8(p.format) || !(amax > 0) || scale_exponent(p.format, amax) == p.k) continue;
+        p.k = scale_exponent(p.format, amax);
+        fill_zero(p.stats, sizeof(CastStats)); // counted anew, so that a wrong guess leaves no trace
+        quantise(p.low, p.format, p.k, p.stats, p.weight(), p.low_t);
     }
 }
 
@@ -93,26 +131,28 @@ inline void quantise_weights(std::vector<Parameter>& parameters, CastStats* stat
 inline void round_weights(std::vector<Parameter>& parameters, CastStats* stats) {
     fill_zero(stats, parameters.size() * sizeof(CastStats));
     for (Parameter& p : parameters) {
-        measure(p.stats, p.weight());
+        if (is_fp8(p.format)) quantise(p.low, p.format, p.k, p.stats, p.weight(), p.low_t);
+        else measure(p.stats, p.weight());
         if (p.format == BF16) launch(round_kernel<bf16>, chunks(p.size()), BLOCK, (bf16*)p.low, (const float*)p.master, p.size());
         if (p.format == FP16) launch(round_kernel<fp16>, chunks(p.size()), BLOCK, (fp16*)p.low, (const float*)p.master, p.size());
     }
     quantise_weights(parameters, stats);
 }
 
-// One AdamW step on every tensor, then the copies. Gradients must be finite: the caller has checked.
+// One AdamW step on every tensor and its copy. Gradients must be finite: the caller has checked.
 inline void adamw_update(std::vector<Parameter>& parameters, CastStats* stats, AdamW step) {
     fill_zero(stats, parameters.size() * sizeof(CastStats));
     for (Parameter& p : parameters) {
         AdamW a = step;
         if (!p.matrix) a.weight_decay = 0;
-        auto run = [&](auto low) {
-            launch(adamw_kernel<decltype(low)>, chunks(p.size()), BLOCK, p.master, p.m, p.v, (decltype(low)*)p.low, p.stats,
-                   (const float*)p.grad, a, p.size());
-        };
-        if (p.format == BF16) run(bf16());
-        else if (p.format == FP16) run(fp16());
-        else run(float());
+        with_type(p.format, [&](auto low) {
+            using Low = decltype(low);
+            if constexpr (sizeof(Low) == 1)
+                launch(adamw_quantise_kernel<Low>, quantise_blocks(p.low_t, p.rows, p.cols), BLOCK, p.master, p.m, p.v, (Low*)p.low, (Low*)p.low_t,
+                       p.stats, (const float*)p.grad, a, std::ldexp(1.0f, p.k), p.rows, p.cols);
+            else
+                launch(adamw_kernel<Low>, chunks(p.size()), BLOCK, p.master, p.m, p.v, (Low*)p.low, p.stats, (const float*)p.grad, a, p.size());
+        });
     }
     quantise_weights(parameters, stats);
 }
@@ -125,10 +165,11 @@ inline void update_average(std::vector<Parameter>& parameters, float decay) {
 // a and b change places. One block per CHUNK elements.
 template <class T>
 __global__ void swap_kernel(T* a, T* b, size_t n) {
-    Chunk chunk(n);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) {
-        T a_i = a[i];
-        a[i] = b[i], b[i] = a_i;
+    constexpr int N = PACK<T>;
+    PackChunk<N> chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
+        const Pack<T> a_i = load_pack<N>(a, i, chunk.end), b_i = load_pack<N>(b, i, chunk.end);
+        store_pack(a, i, chunk.end, b_i), store_pack(b, i, chunk.end, a_i);
     }
 }
 
@@ -137,9 +178,13 @@ __global__ void swap_kernel(T* a, T* b, size_t n) {
 // partial[block] = sum over CHUNK elements of (g * scale)^2
 template <class T>
 __global__ void square_sum_kernel(float* partial, const T* g, float scale, size_t n) {
+    constexpr int N = PACK<T>;
     float sum = 0;
-    Chunk chunk(n);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) sum += (g[i] * scale) * (g[i] * scale);
+    PackChunk<N> chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
+        const Pack<T> g_i = load_pack<N>(g, i, chunk.end);
+        for (int j = 0; j < N; j++) sum += (g_i[j] * scale) * (g_i[j] * scale);
+    }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }

@@ -60,12 +60,12 @@ struct Heads {
     Operand part(Tensor<T> qkv, int which) const {
         return {qkv.data + which * C, format_of<T>, 0, 3 * C, 1, (int64_t)length * 3 * C, hs};
     }
-    Output<T> part_out(Tensor<T> qkv, int which) const { return {qkv.data + which * C, 3 * C, (int64_t)length * 3 * C, hs}; }
+    Output part_out(Tensor<T> qkv, int which) const { return {qkv.data + which * C, format_of<T>, 3 * C, (int64_t)length * 3 * C, hs}; }
     Operand merged(Tensor<T> y) const { return {y.data, format_of<T>, 0, C, 1, (int64_t)length * C, hs}; }
-    Output<T> merged_out(Tensor<T> y) const { return {y.data, C, (int64_t)length * C, hs}; }
+    Output merged_out(Tensor<T> y) const { return {y.data, format_of<T>, C, (int64_t)length * C, hs}; }
     // (B, heads) matrices of (T, T)
     Operand square(Tensor<T> p) const { return {p.data, format_of<T>, 0, length, 1, (int64_t)heads * length * length, (int64_t)length * length}; }
-    Output<float> square_out(Tensor<float> s) const { return {s.data, length, (int64_t)heads * length * length, (int64_t)length * length}; }
+    Output square_out(Tensor<float> s) const { return {s.data, FP32, length, (int64_t)heads * length * length, (int64_t)length * length}; }
     float scale() const { return 1.0f / std::sqrt((float)hs); }
 };
 

@@ -3,13 +3,15 @@
 //   memory-bound kernel   bytes it has to move / time     in % of y = x or y += x over arrays that no cache holds
 //   matrix product        2 M N K / time                  in % of one square product of 1024 in the format multiplied
 //   training step         time                            as a multiple of its own matrix products, run alone
+//   on a GPU              the same rows                   in % of cudaMemcpy from device to device, and of cuBLASLt's product of
+//                                                         the same sizes and formats (attention: of its square of 4096)
 //
 // Units    MB are 10^6 bytes; ns/element is per element of the size shown. Bytes count once for each kernel that reads or
 //          writes them: what still lies in the cache comes at more than 100 % of the memory's rate
 // Formats  a product in FP8 is held against BF16 and one in FP16 against FP32, which is what the CPU decodes them to
 // Why      a speed means something only beside a limit, and a limit only on the machine and in the minute where it was
 //          measured. Kernels and limits: the fastest of many runs. Step and products: in turns, medians, so that
-//          whatever else the machine does meets both alike.
+//          whatever else the machine does meets both alike. On a GPU products are our own, so the limit is NVIDIA's.
 // Output   Markdown. `--quick` measures briefly, `--only gelu` one file's kernels; OMP_NUM_THREADS=1 where others compute
 #include <algorithm>
 #include <chrono>
@@ -18,6 +20,14 @@
 #include <map>
 #include <memory>
 #include "gpu.cuh"
+#if defined(HAVE_CUBLASLT) // the Makefile found it
+#include <cublasLt.h>
+#endif
+#if defined(__CUDACC__)
+constexpr bool ON_GPU = true;
+#else
+constexpr bool ON_GPU = false;
+#endif
 
 // ==== taking time ====================================================================================================
 
@@ -37,11 +47,12 @@ double seconds(int calls, F f) {
 }
 
 // Seconds of one call: the fastest of many samples of at least half a millisecond, after a first call that does not count.
+// A GPU's are of five: to wait for its queue to empty takes microseconds, once per sample.
 template <class F>
 double fastest(F f) {
     seconds(1, f);
     double best = seconds(1, f);
-    const int calls = 1 + (int)(5e-4 / best);
+    const int calls = 1 + (int)((ON_GPU ? 5e-3 : 5e-4) / best);
     const double end = now() + (quick ? 0.05 : 0.3);
     for (int sample = 0; sample < 5 || now() < end; sample++) best = std::min(best, seconds(calls, f));
     return best;
@@ -59,6 +70,7 @@ void timed(const char* call, F f) {
     else f();
 }
 #define launch(...) timed(#__VA_ARGS__, [&] { (launch)(__VA_ARGS__); })
+#define launch_shared(...) timed(#__VA_ARGS__, [&] { (launch_shared)(__VA_ARGS__); })
 #define fill_zero(...) timed("fill_zero", [&] { (fill_zero)(__VA_ARGS__); })
 
 #include "training.cuh"
@@ -87,11 +99,68 @@ struct Filled : Tensor<T> {
     double bytes() const { return memory.bytes(); }
 };
 
+// ==== cuBLASLt: the same product by NVIDIA's library =================================================================
+
+#if defined(HAVE_CUBLASLT)
+void lt(cublasStatus_t status) {
+    if (status != CUBLAS_STATUS_SUCCESS) throw Error(1, format("cuBLASLt: %s", cublasLtGetStatusString(status)));
+}
+
+// Flop per second of c = a b, or c += a b, by the algorithm that the library's heuristic puts first. Sums in FP32: no TF32,
+// no fast accumulation of FP8. Its bias would have to be in c's format, so it adds none.
+double cublaslt_rate(Format c_format, Operand a, Operand b, Sizes s, bool accumulate) {
+    static const cublasLtHandle_t library = [] {
+        cublasLtHandle_t handle;
+        return lt(cublasLtCreate(&handle)), handle;
+    }();
+    if (is_fp8(a.format)) a.row = s.K, a.col = 1, b.row = 1, b.col = s.K; // of FP8 it reads no layout but x w^T: time that one
+    const bool a_rows = a.col == 1, b_rows = b.col == 1;                  // else they are views of transposed matrices
+    auto type = [](Format f) {
+        static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+        return types[f];
+    };
+
+    // Its matrices are column-major: our c = a b is its c^T = b^T a^T, without moving a number. So its A is our b, its M our N.
+    cublasLtMatmulDescOpaque_t product;
+    lt(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    auto set = [&](cublasLtMatmulDescAttributes_t what, auto value) { lt(cublasLtMatmulDescSetAttribute(&product, what, &value, sizeof(value))); };
+    set(CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(b_rows ? CUBLAS_OP_N : CUBLAS_OP_T));
+    set(CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(a_rows ? CUBLAS_OP_N : CUBLAS_OP_T));
+    cublasLtMatrixLayoutOpaque_t A, B, C;
+    lt(cublasLtMatrixLayoutInit(&A, type(b.format), b_rows ? s.N : s.K, b_rows ? s.K : s.N, b_rows ? b.row : b.col));
+    lt(cublasLtMatrixLayoutInit(&B, type(a.format), a_rows ? s.K : s.M, a_rows ? s.M : s.K, a_rows ? a.row : a.col));
+    lt(cublasLtMatrixLayoutInit(&C, type(c_format), s.N, s.M, s.N));
+
+    Buffer c((size_t)s.M * s.N * bytes_of(c_format)), scale(sizeof(float)), workspace(32 << 20); // what NVIDIA advises for Hopper
+    const float one = 1, beta = accumulate;
+    copy_to_machine((float*)scale.data(), &one, 1);
+    if (is_fp8(a.format)) set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scale.data()), set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scale.data());
+
+    cublasLtMatmulPreferenceOpaque_t preference;
+    lt(cublasLtMatmulPreferenceInit(&preference));
+    const uint64_t bytes = workspace.bytes();
+    lt(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof(bytes)));
+    cublasLtMatmulHeuristicResult_t first;
+    int found = 0;
+    lt(cublasLtMatmulAlgoGetHeuristic(library, &product, &A, &B, &C, &C, &preference, 1, &first, &found));
+    ENSURE(found > 0, "cuBLASLt knows no algorithm for it");
+    lt(first.state);
+    return 2.0 * s.M * s.N * s.K / fastest([&] {
+               lt(cublasLtMatmul(library, &product, &one, b.data, &A, a.data, &B, &beta, c.data(), &C, c.data(), &C, &first.algo, workspace.data(), bytes, 0));
+           });
+}
+#else
+double cublaslt_rate(Format, Operand, Operand, Sizes, bool) { throw Error(1, "this CUDA toolkit has no cuBLASLt"); }
+#endif
+
 // ==== limits, and rows that are held against them ====================================================================
 
+struct Limit {
+    double rate = 0;  // bytes/s, or flop/s of a product; 0: not measured
+    std::string name; // ... or the reason why not
+};
 struct Limits {
-    double memory, fp32, bf16; // bytes/s; flop/s of products
-    double product(Format f) const { return f == FP32 || f == FP16 ? fp32 : bf16; }
+    Limit memory, products[5]; // by the format multiplied
 } limits;
 
 template <class T>
@@ -105,39 +174,78 @@ __global__ void add_kernel(T* y, const T* x, size_t n) {
     for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) y[i] += x[i];
 }
 
+// The limit of one product: on a GPU the library's rate for the same sizes and formats, elsewhere our own for a square.
+Limit product_limit(Format c, Operand a, Operand b, Sizes s, bool accumulate = false) {
+    if (!ON_GPU) return limits.products[a.format];
+    try {
+        return {cublaslt_rate(c, a, b, s, accumulate), "cuBLASLt"};
+    } catch (const Error& e) {
+        return {0, e.what()};
+    }
+}
+
+// body(format, format of c, c, a, b, sizes) for the square products that a GPU's formats are compared by: a b, b the transposed view of
+// its memory that a Linear's weight is.
+template <class T, class F>
+void square(Format f, F body) {
+    const int n = 4096;
+    Filled<T> c(n, n);
+    Buffer x = filled(f, (size_t)n * n), w = filled(f, (size_t)n * n);
+    const Operand a = {x.data(), f, 0, n, 1, 0, 0}, b = {w.data(), f, 0, n, 1, 0, 0};
+    body(f, format_of<T>, output<T>(c), a, b.transposed(), Sizes{n, n, n});
+}
+template <class F>
+void each_square(F body) {
+    square<float>(FP32, body), square<bf16>(BF16, body), square<fp16>(FP16, body), square<bf16>(E4M3, body);
+}
+
 void measure_limits() {
+    printf("\n| limit of this machine              |               |\n|:-----------------------------------|--------------:|\n");
+    auto line = [](const std::string& what, Limit limit, const std::string& rate) {
+        printf("| %-34s | %s |\n", what.c_str(), (limit.rate ? rate : "skipped: " + limit.name).c_str());
+        return limit;
+    };
+    auto memory = [&](const char* what, double rate) { return line(what, {rate, ON_GPU ? "memcpy" : "memory"}, format("%8.1f GB/s", rate / 1e9)); };
+    auto product = [&](int n, Format f, Limit limit) { return line(format("product %d x %d x %d, %s", n, n, n, name_of(f)), limit, format("%5.0f GFLOP/s", limit.rate / 1e9)); };
+
     const size_t n = 1 << 26;
     Filled<float> x(1 << 13, 1 << 13), y(1 << 13, 1 << 13);
     const double copy = 8 * n / fastest([&] { launch(copy_kernel<float>, chunks(n), BLOCK, y.data, (const float*)x.data, n); });
     const double add = 12 * n / fastest([&] { launch(add_kernel<float>, chunks(n), BLOCK, y.data, (const float*)x.data, n); });
-    limits.memory = std::max(copy, add); // a CPU reads what it is about to overwrite: its copies move half as much again
+    limits.memory = memory("copy, y = x, 268 MB each, FP32", copy);
+    const Limit added = memory("add, y += x, 268 MB each, FP32", add);
+    if (add > copy) limits.memory = added; // a CPU reads what it is about to overwrite: its copies move half as much again
+
+#if defined(__CUDACC__)
+    limits.memory = memory("cudaMemcpy, 268 MB", 8 * n / fastest([&] { CUDA_CHECK(cudaMemcpy(y.data, x.data, 4 * n, cudaMemcpyDeviceToDevice)); }));
+    each_square([&](Format f, Format c, const auto&, Operand a, Operand b, Sizes s) { limits.products[f] = product(s.M, f, product_limit(c, a, b, s)); });
+    limits.products[E5M2] = limits.products[E4M3];
+#else
     auto product_rate = [](auto zero) {
         const int n = 1024;
         Filled<decltype(zero)> a(n, n), b(n, n), c(n, n);
         return 2.0 * n * n * n / fastest([&] { matmul(output(c), operand(a), operand(b), {n, n, n}); });
     };
-    limits.fp32 = product_rate(float()), limits.bf16 = product_rate(bf16());
-    printf("\n| limit of this machine              |               |\n|:-----------------------------------|--------------:|\n");
-    for (auto [what, rate] : {std::pair("copy, y = x, 268 MB each, FP32", copy), std::pair("add, y += x, 268 MB each, FP32", add)})
-        printf("| %-34s | %8.1f GB/s |\n", what, rate / 1e9);
-    for (auto [what, rate] : {std::pair("product 1024 x 1024 x 1024, FP32", limits.fp32), std::pair("product 1024 x 1024 x 1024, BF16", limits.bf16)})
-        printf("| %-34s | %5.0f GFLOP/s |\n", what, rate / 1e9);
+    limits.products[FP32] = limits.products[FP16] = product(1024, FP32, {product_rate(float()), "product"});
+    limits.products[BF16] = limits.products[E4M3] = limits.products[E5M2] = product(1024, BF16, {product_rate(bf16()), "product"});
+#endif
 }
 
-// A row for f(), held against the memory if it has no flop, else against the products of format `limit`.
+// A row for f(), whose rate, of flop if it has any, else of bytes, is held against `limit`.
 template <class F>
-void row(const std::string& what, const std::string& formats, const std::string& size, double elements, double bytes, double flop, Format limit, F f) {
-    const double s = fastest(f), rate = (flop ? flop : bytes) / s, most = flop ? limits.product(limit) : limits.memory;
-    printf("| %-23s | %-12s | %-17s | %8.3f | %7.1f | %8.1f | %10.4f | %4.0f %s | %3.0f %% of %-7s |\n", what.c_str(), formats.c_str(), size.c_str(),
-           bytes / 1e6, flop / 1e6, s * 1e6, s * 1e9 / elements, rate / 1e9, flop ? "GFLOP/s" : "GB/s   ", 100 * rate / most, flop ? "product" : "memory");
+void row(const std::string& what, const std::string& formats, const std::string& size, double elements, double bytes, double flop, const Limit& limit, F f) {
+    const double s = fastest(f), rate = (flop ? flop : bytes) / s;
+    const std::string share = limit.rate ? format("%3.0f %% of %-7s", 100 * rate / limit.rate, limit.name.c_str()) : "not measured";
+    printf("| %-23s | %-12s | %-17s | %8.3f | %7.1f | %8.1f | %10.4f | %4.0f %s | %s |\n", what.c_str(), formats.c_str(), size.c_str(),
+           bytes / 1e6, flop / 1e6, s * 1e6, s * 1e9 / elements, rate / 1e9, flop ? "GFLOP/s" : "GB/s   ", share.c_str());
     fflush(stdout);
 }
 template <class F>
 void kernel_row(const std::string& what, const std::string& formats, int rows, int cols, double bytes, F f) {
-    row(what, formats, format("%d x %d", rows, cols), (double)rows * cols, bytes, 0, FP32, f);
+    row(what, formats, format("%d x %d", rows, cols), (double)rows * cols, bytes, 0, limits.memory, f);
 }
 template <class F>
-void product_row(const std::string& what, const std::string& formats, Sizes s, int products, double bytes, Format limit, F f) {
+void product_row(const std::string& what, const std::string& formats, Sizes s, int products, double bytes, const Limit& limit, F f) {
     const double outputs = (double)products * s.M * s.N;
     row(what, formats, format(products > 1 ? "%dx%dx%d (%d)" : "%dx%dx%d", s.M, s.N, s.K, products), outputs, bytes, 2 * outputs * s.K, limit, f);
 }
@@ -152,6 +260,11 @@ void bench_layernorm(int rows) {
     LayerNorm w = {gamma, beta, dgamma, dbeta};
     Filled<T> x(rows, C), y(rows, C), dx(rows, C);
     kernel_row("layernorm_forward", name<T>, rows, C, 2 * x.bytes(), [&] { layernorm_forward<T>(y, mean, rstd, x, w); });
+    Filled<e4m3> q(rows, C);
+    Buffer stats(sizeof(CastStats));
+    if (BOTH_WAYS) // the fused kernels are a GPU's
+        kernel_row("layernorm + quantise", name<T> + std::string(" -> E4M3"), rows, C, x.bytes() + q.bytes(),
+                   [&] { layernorm_forward<T>({}, mean, rstd, x, w, q.data, E4M3, 3, (CastStats*)stats.data()); });
     kernel_row("layernorm_backward", name<T>, rows, C, 6 * x.bytes(), [&] { layernorm_backward<T>(dx, w, y, x, mean, rstd, partial); });
 }
 
@@ -160,12 +273,11 @@ void bench_gelu(int rows) {
     Filled<T> x(rows, 4 * C), y(rows, 4 * C), dy(rows, 4 * C);
     kernel_row("gelu_forward", name<T>, rows, 4 * C, 2 * x.bytes(), [&] { gelu_forward<T>(y, x); });
     kernel_row("gelu_backward", name<T>, rows, 4 * C, 3 * x.bytes(), [&] { gelu_backward<T>(y, dy, x); });
-}
-
-template <class T>
-void bench_residual(int rows) {
-    Filled<T> a(rows, C), b(rows, C), y(rows, C);
-    kernel_row("residual_forward", name<T>, rows, C, 3 * y.bytes(), [&] { residual_forward<T>(y, a, b); });
+    Filled<e5m2> q(rows, 4 * C), qt(rows, 4 * C);
+    Buffer stats(sizeof(CastStats));
+    if (BOTH_WAYS)
+        kernel_row("gelu_b. + quantise, turn", name<T> + std::string(" -> E5M2"), rows, 4 * C, 3 * x.bytes() + 2 * q.bytes(),
+                   [&] { gelu_backward<T>(y, dy, x, q.data, E5M2, 3, (CastStats*)stats.data(), qt.data); });
 }
 
 template <class T>
@@ -197,8 +309,13 @@ void bench_quantise(int rows) {
     const std::string from = name_of(format_of<T>);
     kernel_row("measure", from, rows, 4 * C, x.bytes(), [&] { measure<T>(seen, x); });
     kernel_row("quantise", from + " -> E4M3", rows, 4 * C, x.bytes() + q.bytes(), [&] { quantise<T>(q.data, E4M3, 3, seen, x); });
+    Filled<e4m3> qt(rows, 4 * C);
+    if (BOTH_WAYS) {
+        kernel_row("quantise, turn", from + " -> E4M3", rows, 4 * C, x.bytes() + 2 * q.bytes(), [&] { quantise<T>(q.data, E4M3, 3, seen, x, qt.data); });
+        kernel_row("transpose_codes", "E4M3", rows, 4 * C, 2 * q.bytes(), [&] { transpose_codes(qt.data, q.data, rows, 4 * C); });
+    }
     kernel_row("quantise", from + " -> E5M2", rows, 4 * C, x.bytes() + q.bytes(), [&] { quantise<T>(q.data, E5M2, 3, seen, x); });
-#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+#if defined(ON_CPU)
     kernel_row("decode", "E4M3 -> " + from, rows, 4 * C, x.bytes() + q.bytes(),
                [&] { launch(decode_kernel<T, e4m3>, rows, BLOCK, x.data, operand<e4m3>(q), rows, 4 * C, 1, 0.125f); });
 #endif
@@ -210,7 +327,7 @@ void bench_adamw(int rows) {
     Filled<Low> low(rows, C);
     Buffer v(w.memory.bytes()), stats(sizeof(CastStats)); // v: zeros, as it may not be negative
     std::vector<Parameter> one = {{"w", rows, C, true, w.data, m.data, (float*)v.data(), grad.data, nullptr, format_of<Low>, low.data, 0, (CastStats*)stats.data()}};
-    const double copied = sizeof(Low) == 1 ? 5 : sizeof(Low) % 4; // an FP8 copy reads the new weights once more
+    const double copied = sizeof(Low) % 4;
     kernel_row("adamw_update", name<Low>, rows, C, w.size() * (28 + copied), [&] { adamw_update(one, (CastStats*)stats.data(), AdamW{1e-3f}); });
 }
 void bench_gradients(int rows) { // FP32 in every recipe
@@ -238,31 +355,49 @@ void bench_attention(int) {
         launch(causal_softmax_backward_kernel<T>, row_blocks(SQUARES), row_threads(), ds.data, (const float*)s.data, (const T*)p.data, 0.125f, SQUARES, CONTEXT);
     });
     const Sizes sizes = {CONTEXT, CONTEXT, C / HEADS};
-    product_row("attention_forward", name<T>, sizes, 2 * BATCH * HEADS, 4 * y.bytes() + s.bytes() + p.bytes() + forward, format_of<T>,
+    product_row("attention_forward", name<T>, sizes, 2 * BATCH * HEADS, 4 * y.bytes() + s.bytes() + p.bytes() + forward, limits.products[format_of<T>],
                 [&] { attention_forward<T>(y, p, s, qkv, CONTEXT, HEADS); });
-    product_row("attention_backward", name<T>, sizes, 4 * BATCH * HEADS, 9 * y.bytes() + s.bytes() + 3 * p.bytes() + backward, format_of<T>,
+    product_row("attention_backward", name<T>, sizes, 4 * BATCH * HEADS, 9 * y.bytes() + s.bytes() + 3 * p.bytes() + backward, limits.products[format_of<T>],
                 [&] { attention_backward<T>(dqkv, y, p, qkv, s, ds, CONTEXT, HEADS); });
+#if !defined(ON_CPU)
+    if constexpr (sizeof(T) == 2) { // half the tiles are skipped: so half the flops are counted
+        Filled<float> lse(SQUARES, 1), delta(SQUARES, 1);
+        product_row("flash_attention_forward", name<T>, sizes, BATCH * HEADS, 4 * y.bytes(), limits.products[format_of<T>],
+                    [&] { flash_attention_forward<T>(y, lse, qkv, CONTEXT, HEADS); });
+        product_row("flash_attention_backward", name<T>, sizes, 5 * BATCH * HEADS / 2, 9 * y.bytes(), limits.products[format_of<T>],
+                    [&] { flash_attention_backward<T>(dqkv, y, y, lse, delta, qkv, CONTEXT, HEADS); });
+    }
+#endif
 }
 
 template <class T>
-void bench_linear(const std::string& layer, const Recipe& r, int N, int K) {
-    Buffer x = filled(r.input, (size_t)BT * K), w = filled(r.weight, (size_t)N * K), dy = filled(r.gradient, (size_t)BT * N);
+void bench_linear(const std::string& layer, const Recipe& r, int rows, int N, int K) {
+    Buffer x = filled(r.input, (size_t)rows * K), w = filled(r.weight, (size_t)N * K), dy = filled(r.gradient, (size_t)rows * N);
     const Operand x_read = {x.data(), r.input, 0, K, 1, 0, 0}, w_read = {w.data(), r.weight, 0, K, 1, 0, 0}, dy_read = {dy.data(), r.gradient, 0, N, 1, 0, 0};
-    Filled<T> y(BT, N), dx(BT, K);
+    auto by_column = [](Operand x, int rows) { return BOTH_WAYS && is_fp8(x.format) ? Operand{x.data, x.format, 0, 1, rows, 0, 0} : x; };
+    const Operand w_by_col = by_column(w_read, N), dy_by_col = by_column(dy_read, rows), x_by_col = by_column(x_read, rows);
+    const Sizes forward = {rows, N, K}, input = {rows, K, N}, weight = {N, K, rows};
+    Filled<T> y(rows, N), dx(rows, K);
     Filled<float> dw(N, K), b(1, N);
-    product_row(layer + ": y = x w^T + b", r.name, {BT, N, K}, 1, x.bytes() + w.bytes() + y.bytes(), r.weight,
-                [&] { matmul<T>(output<T>(y), x_read, w_read.transposed(), {BT, N, K}, b.data); });
-    product_row(layer + ": dx = dy w", r.name, {BT, K, N}, 1, dy.bytes() + w.bytes() + dx.bytes(), r.weight,
-                [&] { matmul<T>(output<T>(dx), dy_read, w_read, {BT, K, N}); });
-    product_row(layer + ": dw += dy^T x", r.name, {N, K, BT}, 1, dy.bytes() + x.bytes() + 2 * dw.bytes(), r.weight,
-                [&] { matmul_add(output<float>(dw), dy_read.transposed(), x_read, {N, K, BT}); });
+    product_row(layer + ": y = x w^T + b", r.name, forward, 1, x.bytes() + w.bytes() + y.bytes(), product_limit(format_of<T>, x_read, w_read.transposed(), forward),
+                [&] { matmul(output<T>(y), x_read, w_read.transposed(), forward, {b.data}); });
+    product_row(layer + ": dx = dy w", r.name, input, 1, dy.bytes() + w.bytes() + dx.bytes(), product_limit(format_of<T>, dy_read, w_read, input),
+                [&] { matmul(output<T>(dx), dy_read, w_by_col, input); });
+    product_row(layer + ": dw += dy^T x", r.name, weight, 1, dy.bytes() + x.bytes() + 2 * dw.bytes(), product_limit(FP32, dy_read.transposed(), x_read, weight, true),
+                [&] { matmul_add(output<float>(dw), dy_by_col.transposed(), x_by_col, weight); });
 }
 
-void bench_matmul(int) {
+void bench_matmul(int rows) {
+    if (ON_GPU && rows == BT)
+        each_square([](Format f, Format c_format, auto c, Operand a, Operand b, Sizes s) {
+            const double bytes = (double)s.M * s.N * (2 * bytes_of(f) + bytes_of(c_format));
+            product_row("square: c = a b", name_of(f), s, 1, bytes, limits.products[f], [&] { matmul(c, a, b, s); });
+        });
     for (const Recipe& r : RECIPES)
         with_stored(r.stored, [&](auto zero) {
             using T = decltype(zero);
-            bench_linear<T>("qkv", r, 3 * C, C), bench_linear<T>("proj", r, C, C), bench_linear<T>("fc", r, 4 * C, C), bench_linear<T>("mlp", r, C, 4 * C);
+            bench_linear<T>("qkv", r, rows, 3 * C, C), bench_linear<T>("proj", r, rows, C, C);
+            bench_linear<T>("fc", r, rows, 4 * C, C), bench_linear<T>("mlp", r, rows, C, 4 * C);
         });
 }
 
@@ -318,11 +453,12 @@ void bench_step(int) {
             profile = &seen;
             r.seconds["profiled"].push_back(seconds(1, r.step));
             profile = nullptr;
+            double products = 0; // by kernels of our own
             for (auto& [kernel, s] : seen) {
-                const bool product = kernel == "matmul_tiled_kernel";
-                r.seconds[product ? "products" : kernel].push_back(s);
-                if (!product) kernels[kernel]++;
+                if (kernel.rfind("matmul", 0) == 0 || kernel == "add_parts_kernel") products += s;
+                else r.seconds[kernel].push_back(s), kernels[kernel]++;
             }
+            if (products) r.seconds["products"].push_back(products);
         }
 
     auto line = [&](const std::string& what, int digits, auto value) {
@@ -370,14 +506,13 @@ int main(int argc, char** argv) try {
     };
     bench("layernorm", {BT, LARGE}, {bench_layernorm<float>, bench_layernorm<bf16>, bench_layernorm<fp16>});
     bench("gelu", {BT, LARGE}, {bench_gelu<float>, bench_gelu<bf16>, bench_gelu<fp16>});
-    bench("residual", {BT, LARGE}, {bench_residual<float>, bench_residual<bf16>, bench_residual<fp16>});
     bench("embedding", {BT, LARGE}, {bench_embedding<float>, bench_embedding<bf16>, bench_embedding<fp16>});
     bench("crossentropy", {BT, LARGE}, {bench_crossentropy<float>, bench_crossentropy<bf16>, bench_crossentropy<fp16>});
     bench("quantise", {BT, LARGE}, {bench_quantise<float>, bench_quantise<bf16>});
     bench("adamw", {4 * C, LARGE}, {bench_adamw<float>, bench_adamw<bf16>, bench_adamw<fp16>, bench_adamw<e4m3>, bench_gradients});
     bench("column_sum", {BT, LARGE}, {bench_column_sum<float>, bench_column_sum<bf16>, bench_column_sum<fp16>});
     bench("attention", {BT}, {bench_attention<float>, bench_attention<bf16>, bench_attention<fp16>});
-    bench("matmul", {BT}, {bench_matmul});
+    bench("matmul", ON_GPU ? std::vector<int>{BT, LARGE} : std::vector<int>{BT}, {bench_matmul});
     bench("step", {BT}, {bench_step});
     if (!found) refuse("--only %s: there is nothing of that name to time", only.c_str());
     return 0;

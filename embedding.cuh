@@ -13,6 +13,7 @@
 #pragma once
 #include <algorithm>
 #include "bf16.cuh"
+#include "pack.cuh"
 
 // The tokens of a batch on the machine, and their positions grouped by token: those of the d-th distinct token are
 // position[start[d]] .. position[start[d+1] - 1], in rising order.
@@ -42,13 +43,20 @@ inline TokenBatch upload_batch(int* memory, const std::vector<int>& x, const std
     return {B, T, distinct, memory, memory + BT, memory + 2 * BT, memory + 3 * BT};
 }
 
-// One warp per token of the batch; lane l owns channels l, l+WARP, ...
+// One warp per token of the batch; lane l owns packs of channels l, l+WARP, ... Reads two rows, writes one.
 template <class T>
 __global__ void embedding_forward_kernel(T* x, const int* token, const T* wte, const T* wpe, int BT, int length, int C) {
+    constexpr int N = PACK<T>;
     const int bt = row_of_warp(), lane = threadIdx.x;
     if (bt >= BT) return;
     const T *wte_v = wte + (size_t)token[bt] * C, *wpe_t = wpe + (size_t)(bt % length) * C;
-    for (int c = lane; c < C; c += WARP) x[(size_t)bt * C + c] = round_to<T>(to_float(wte_v[c]) + to_float(wpe_t[c]));
+    T* x_bt = x + (size_t)bt * C;
+    for (int c = lane * N; c < C; c += WARP * N) {
+        const Pack<T> token_c = load_pack<N>(wte_v, c, C), position_c = load_pack<N>(wpe_t, c, C);
+        Pack<T> x_c;
+        for (int j = 0; j < N; j++) x_c[j] = round_to<T>(to_float(token_c[j]) + to_float(position_c[j]));
+        store_pack(x_bt, c, C, x_c);
+    }
 }
 
 // x (BT, C) = wte[token] + wpe[position].  Aborts if the batch is longer than wpe.
@@ -60,28 +68,45 @@ void embedding_forward(Tensor<T> x, const TokenBatch& batch, Tensor<T> wte, Tens
            (const T*)wpe.data, x.rows, batch.T, x.cols);
 }
 
-// One warp per distinct token: it walks that token's positions in order.
+// sum[c] += sum_i dx[row(i), c], i < n, in this order. On a GPU a pack of sums stays in registers; one lane alone goes row
+// by row, with unit stride.
+template <class T, class F>
+__device__ void add_rows(float* sum, const T* dx, int n, int C, F row) {
+    constexpr int N = PACK<float>;
+    if constexpr (WARP == 1) {
+        for (int i = 0; i < n; i++) {
+            const T* dx_i = dx + (size_t)row(i) * C;
+            for (int c = 0; c < C; c++) sum[c] += to_float(dx_i[c]);
+        }
+        return;
+    }
+    const int c = (blockIdx.y * WARP + threadIdx.x) * N;
+    if (c >= C) return;
+    Pack<float, N> total = load_pack<N>(sum, c, C);
+    for (int i = 0; i < n; i++) {
+        const Pack<T, N> dx_c = load_pack<N>(dx + (size_t)row(i) * C, c, C);
+        for (int j = 0; j < N; j++) total[j] += to_float(dx_c[j]);
+    }
+    store_pack(sum, c, C, total);
+}
+// Warps that one row of sums takes.
+inline unsigned add_rows_blocks(int C) { return WARP == 1 ? 1 : ceil_div(C, WARP * PACK<float>); }
+
+// One warp per distinct token and WARP packs of its channels: it walks that token's positions in order. Reads dx once.
 template <class T>
 __global__ void embedding_backward_tokens_kernel(float* dwte, const int* token, const int* position, const int* start, const T* dx,
                                                  int distinct, int C) {
-    const int d = row_of_warp(), lane = threadIdx.x;
+    const int d = row_of_warp();
     if (d >= distinct) return;
-    float* dwte_v = dwte + (size_t)token[position[start[d]]] * C;
-    for (int i = start[d]; i < start[d + 1]; i++) {
-        const T* dx_bt = dx + (size_t)position[i] * C;
-        for (int c = lane; c < C; c += WARP) dwte_v[c] += to_float(dx_bt[c]);
-    }
+    const int* position_d = position + start[d];
+    add_rows(dwte + (size_t)token[position_d[0]] * C, dx, start[d + 1] - start[d], C, [=](int i) { return position_d[i]; });
 }
 
-// One warp per position t: it walks the examples in order.
+// One warp per position t and WARP packs of its channels: it walks the examples in order. Reads dx once.
 template <class T>
 __global__ void embedding_backward_positions_kernel(float* dwpe, const T* dx, int B, int length, int C) {
-    const int t = row_of_warp(), lane = threadIdx.x;
-    if (t >= length) return;
-    for (int b = 0; b < B; b++) {
-        const T* dx_bt = dx + ((size_t)b * length + t) * C;
-        for (int c = lane; c < C; c += WARP) dwpe[(size_t)t * C + c] += to_float(dx_bt[c]);
-    }
+    const int t = row_of_warp();
+    if (t < length) add_rows(dwpe + (size_t)t * C, dx, B, C, [=](int b) { return b * length + t; });
 }
 
 // dwte (V, C) += and dwpe (context, C) +=
@@ -89,7 +114,7 @@ template <class T>
 void embedding_backward(Tensor<float> dwte, Tensor<float> dwpe, const TokenBatch& batch, Tensor<T> dx) {
     ENSURE(dx.rows == batch.B * batch.T && dx.cols == dwte.cols, "dx is (%d,%d), expected (%d,%d)", dx.rows, dx.cols, batch.B * batch.T, dwte.cols);
     ENSURE(batch.T <= dwpe.rows && dwpe.cols == dwte.cols, "%d positions in the batch, dwpe is (%d,%d)", batch.T, dwpe.rows, dwpe.cols);
-    launch(embedding_backward_tokens_kernel<T>, row_blocks(batch.distinct), row_threads(), dwte.data, batch.token, batch.position,
+    launch(embedding_backward_tokens_kernel<T>, dim3(row_blocks(batch.distinct), add_rows_blocks(dx.cols)), row_threads(), dwte.data, batch.token, batch.position,
            batch.start, (const T*)dx.data, batch.distinct, dx.cols);
-    launch(embedding_backward_positions_kernel<T>, row_blocks(batch.T), row_threads(), dwpe.data, (const T*)dx.data, batch.B, batch.T, dx.cols);
+    launch(embedding_backward_positions_kernel<T>, dim3(row_blocks(batch.T), add_rows_blocks(dx.cols)), row_threads(), dwpe.data, (const T*)dx.data, batch.B, batch.T, dx.cols);
 }

@@ -16,30 +16,42 @@
 #include "attention.cuh"
 #include "crossentropy.cuh"
 #include "embedding.cuh"
-#include "gelu.cuh"
-#include "layernorm.cuh"
+#include "flash_attention.cuh"
 #include "linear.cuh"
-#include "residual.cuh"
 #include "rng.h"
 
 struct Shape {
     int layers, heads, channels, context, vocab;
 };
 
+// Columns of the logits: a multiple of 8, so that each row starts on a 16-byte boundary in every format.
+inline int padded(int vocab) { return ceil_div(vocab, 8) * 8; }
+
+// Whether attention is fused: on a GPU with tensor cores for T.
+template <class T>
+bool is_flash(const Shape& s) {
+#if defined(ON_CPU)
+    return (void)s, false;
+#else
+    return flash_attention_supports<T>(s.channels / s.heads, capability());
+#endif
+}
+
 // ==== activations: one line per tensor, which names it and allocates it ==============================================
 
 // clang-format off
 template <class T>
 struct BlockActivations {
-    Arena& mem; int BT, C, squares, length; bool fp8;   // squares = B * heads * T rows of attention
+    Arena& mem; int BT, C, squares, length; bool fp8, flash; // squares = B * heads * T rows of attention
     // needed again by backward
-    Tensor<T>     ln1  {mem, BT, C, "ln_1"};
+    Tensor<T>     ln1  {mem, fp8 ? 0 : BT, C, "ln_1"};   // FP8 keeps its codes instead
     Tensor<float> mean1{mem, BT, 1}, rstd1{mem, BT, 1};
     Tensor<T>     qkv  {mem, BT, 3 * C, "attn.c_attn"};  // q | k | v, heads side by side
-    Tensor<T>     p    {mem, squares, length, "attn.p"}; // softmax(q k^T / sqrt(hs))
+    Tensor<T>     p    {mem, flash ? 0 : squares, length, "attn.p"}; // softmax(q k^T / sqrt(hs)), or only
+    Tensor<float> lse  {mem, flash ? squares : 0, 1};    // the logarithms of its sums
     Tensor<T>     att  {mem, BT, C, "attn"};             // p v
     Tensor<T>     mid  {mem, BT, C, "attn residual"};    // x + proj(att)
-    Tensor<T>     ln2  {mem, BT, C, "ln_2"};
+    Tensor<T>     ln2  {mem, fp8 ? 0 : BT, C, "ln_2"};
     Tensor<float> mean2{mem, BT, 1}, rstd2{mem, BT, 1};
     Tensor<T>     fc   {mem, BT, 4 * C, "mlp.c_fc"};
     Tensor<T>     gelu {mem, BT, 4 * C, "mlp.gelu"};
@@ -52,23 +64,24 @@ struct BlockActivations {
 // What forward leaves for nobody: shared by all layers.
 template <class T>
 struct ForwardScratch {
-    Arena& mem; int BT, C, squares, length;
-    Tensor<T>     branch{mem, BT, C};            // a branch before it joins the residual stream
-    Tensor<float> scores{mem, squares, length};  // q k^T, and dP in backward
+    Arena& mem; int BT, C, squares, length; bool fp8, flash;
+    Tensor<T>     ln    {mem, fp8 ? BT : 0, C};              // layernorm's output before a scale for it is known
+    Tensor<float> scores{mem, flash ? 0 : squares, length};  // q k^T, and dP in backward
 };
 
 template <class T>
 struct BackwardScratch {
-    Arena& mem; int BT, C, V, squares, length; bool fp8;
-    Tensor<T> logits{mem, BT, V};                // d loss/d logits; each gradient is named after its tensor
+    Arena& mem; int BT, C, squares, length; bool fp8, flash; // each gradient is named after its tensor
     Tensor<T> residual{mem, BT, C};              // of the residual stream, added to by each branch
     Tensor<T> ln  {mem, BT, C};
     Tensor<T> att {mem, BT, C};
     Tensor<T> qkv {mem, BT, 3 * C};
     Tensor<T> gelu{mem, BT, 4 * C}, fc = gelu;   // gelu_backward works in place
-    Tensor<T> scores{mem, squares, length};
-    Tensor<uint8_t> codes{mem, fp8 ? BT : 0, 4 * C};
-    Tensor<float> partial{mem, 2 * ceil_div(BT, STRIP), 4 * C};
+    Tensor<T> scores{mem, flash ? 0 : squares, length};
+    Tensor<float> delta{mem, flash ? squares : 0, 1};
+    int codes_both_ways = fp8 && BOTH_WAYS ? BT : 0;
+    LinearScratch linear{{mem, fp8 ? BT : 0, 4 * C}, {mem, codes_both_ways, 4 * C}, {mem, codes_both_ways, 4 * C},
+                         {mem, 2 * ceil_div(BT, STRIP), 4 * C}};
 };
 
 template <class T>
@@ -81,18 +94,18 @@ struct Activations {
     ForwardScratch<T> scratch;
     BackwardScratch<T> d;
 
-    Activations(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool training)
+    Activations(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool flash, bool training)
         : B(B), length(T_), BT(B * T_), embedded(mem, BT, s.channels, "embedding"),
-          blocks(make_blocks(mem, s, B, T_, fp8)),
+          blocks(make_blocks(mem, s, B, T_, fp8, flash)),
           lnf(mem, BT, s.channels, "ln_f"), mean(mem, BT, 1), rstd(mem, BT, 1),
-          logits(mem, BT, s.vocab, "logits"), loss(mem, BT, 1, "loss"),
-          scratch{mem, BT, s.channels, B * s.heads * T_, T_},
-          d{mem, training ? BT : 0, s.channels, s.vocab, training ? B * s.heads * T_ : 0, T_, fp8} {}
+          logits(mem, BT, padded(s.vocab), "logits"), loss(mem, BT, 1, "loss"),
+          scratch{mem, BT, s.channels, B * s.heads * T_, T_, fp8, flash},
+          d{mem, training ? BT : 0, s.channels, training ? B * s.heads * T_ : 0, T_, fp8, flash} {}
 
-    static std::vector<BlockActivations<T>> make_blocks(Arena& mem, const Shape& s, int B, int T_, bool fp8) {
+    static std::vector<BlockActivations<T>> make_blocks(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool flash) {
         std::vector<BlockActivations<T>> blocks;
         for (mem.layer = 0; mem.layer < s.layers; mem.layer++)
-            blocks.push_back({mem, B * T_, s.channels, B * s.heads * T_, T_, fp8});
+            blocks.push_back({mem, B * T_, s.channels, B * s.heads * T_, T_, fp8, flash});
         mem.layer = -1;
         return blocks;
     }
@@ -102,7 +115,7 @@ struct Activations {
 template <class T>
 size_t activation_bytes(const Shape& s, const Recipe& r, int B, int length, bool training) {
     Arena dry;
-    Activations<T>(dry, s, B, length, is_fp8(r.input), training);
+    Activations<T>(dry, s, B, length, is_fp8(r.input), is_flash<T>(s), training);
     return dry.used;
 }
 
@@ -151,6 +164,7 @@ inline Memory memory_needed(const Shape& s, const Recipe& r, int B, int length, 
         Arena one, low;
         one.take(p.size() * 4);
         if (p.format != FP32) low.take(p.size() * bytes_of(p.format));
+        if (is_fp8(p.format) && BOTH_WAYS) low.take(p.size());
         m.masters += one.used, m.gradients += one.used, m.moments += 2 * one.used, m.low += low.used;
         if (average) m.averages += one.used;
     }
@@ -174,6 +188,7 @@ struct GPT {
     std::vector<Block> blocks;
     LayerNorm lnf;
     std::vector<std::pair<std::string, CastSite*>> sites; // every FP8 cast of an input or a gradient, by name
+    std::vector<CastStats> seen;                          // ... and what it saw in the last step
     Arena arena;
     std::vector<Activations<T>> now; // of the last forward pass: none or one
 
@@ -202,6 +217,7 @@ struct GPT {
             p.m = (float*)mv.take(p.size() * 4), p.v = (float*)mv.take(p.size() * 4);
             if (average) p.average = (float*)a.take(p.size() * 4);
             p.low = p.format == FP32 ? p.master : lo.take(p.size() * bytes_of(p.format));
+            if (is_fp8(p.format) && BOTH_WAYS) p.low_t = lo.take(p.size());
             p.stats = weight_stats() + i;
         }
         connect();
@@ -238,9 +254,13 @@ struct GPT {
     // Linears read the low-precision copies with the exponents that they have now.
     void point_at_weights() {
         const Parameter* next = wpe + 1;
+        auto weight = [](const Parameter& p) {
+            Operand by_col = {p.low_t, p.format, p.k, 1, p.rows, 0, 0};
+            return Cast{p.operand(), p.low_t ? by_col : p.operand()};
+        };
         for (Block& b : blocks) {
-            b.qkv.w = next[2].operand(), b.proj.w = next[4].operand();
-            b.fc.w = next[8].operand(), b.mlp.w = next[10].operand();
+            b.qkv.w = weight(next[2]), b.proj.w = weight(next[4]);
+            b.fc.w = weight(next[8]), b.mlp.w = weight(next[10]);
             next += 12;
         }
     }
@@ -274,15 +294,15 @@ struct GPT {
     }
 };
 
-// What each FP8 cast saw since the last call; counting starts anew.
+// What each FP8 cast saw since the last call, kept in gpt.seen; counting starts anew.
 template <class T>
-std::vector<CastStats> take_cast_stats(GPT<T>& gpt) {
+const std::vector<CastStats>& take_cast_stats(GPT<T>& gpt) {
     std::vector<CastStats> seen(gpt.sites.empty() ? 0 : 16 * gpt.shape.layers);
     copy_to_host(seen.data(), gpt.site_stats(), seen.size());
     fill_zero(gpt.site_stats(), seen.size() * sizeof(CastStats));
-    std::vector<CastStats> by_site;
-    for (auto& [name, site] : gpt.sites) by_site.push_back(seen[site->stats - gpt.site_stats()]);
-    return by_site;
+    gpt.seen.clear();
+    for (auto& [name, site] : gpt.sites) gpt.seen.push_back(seen[site->stats - gpt.site_stats()]);
+    return gpt.seen;
 }
 
 // ==== one transformer block ==========================================================================================
@@ -290,32 +310,33 @@ std::vector<CastStats> take_cast_stats(GPT<T>& gpt) {
 // clang-format off
 template <class T>
 void block_forward(BlockActivations<T>& a, Tensor<T> x, Block& w, ForwardScratch<T>& s, int heads, Pass pass) {
-    layernorm_forward(a.ln1, a.mean1, a.rstd1, x, w.ln1);                // (BT, C)
-    linear_forward   (a.qkv, a.ln1, w.qkv, a.ln1_codes, pass);           // (BT, C) @ (3C, C)^T -> (BT, 3C)
-    attention_forward(a.att, a.p, s.scores, a.qkv, a.length, heads);     // (BT, 3C) -> (BT, C)
-    linear_forward   (s.branch, a.att, w.proj, a.att_codes, pass);       // (BT, C) @ (C, C)^T -> (BT, C)
-    residual_forward (a.mid, x, s.branch);                               // mid = x + branch
+    Operand ln1 = layernorm_cast(a.fp8 ? s.ln : a.ln1, a.mean1, a.rstd1, x, w.ln1, w.qkv.x, a.ln1_codes, pass);     // (BT, C)
+    linear_forward(a.qkv, ln1, w.qkv);                                   // (BT, C) @ (3C, C)^T -> (BT, 3C)
+    if (a.flash) flash_attention_forward(a.att, a.lse, a.qkv, a.length, heads); // (BT, 3C) -> (BT, C)
+    else attention_forward(a.att, a.p, s.scores, a.qkv, a.length, heads);
+    Operand att = cast(w.proj.x, a.att_codes, a.att, pass);
+    linear_forward(a.mid, att, w.proj, plus(x));                         // x + (BT, C) @ (C, C)^T -> (BT, C)
 
-    layernorm_forward(a.ln2, a.mean2, a.rstd2, a.mid, w.ln2);            // (BT, C)
-    linear_forward   (a.fc, a.ln2, w.fc, a.ln2_codes, pass);             // (BT, C) @ (4C, C)^T -> (BT, 4C)
-    gelu_forward     (a.gelu, a.fc);                                     // (BT, 4C)
-    linear_forward   (s.branch, a.gelu, w.mlp, a.gelu_codes, pass);      // (BT, 4C) @ (C, 4C)^T -> (BT, C)
-    residual_forward (a.out, a.mid, s.branch);                           // out = mid + branch
+    Operand ln2 = layernorm_cast(a.fp8 ? s.ln : a.ln2, a.mean2, a.rstd2, a.mid, w.ln2, w.fc.x, a.ln2_codes, pass);  // (BT, C)
+    linear_forward(a.gelu, ln2, w.fc, gelu_keeping(a.fc));               // gelu((BT, C) @ (4C, C)^T) -> (BT, 4C)
+    Operand gelu = cast(w.mlp.x, a.gelu_codes, a.gelu, pass);
+    linear_forward(a.out, gelu, w.mlp, plus(a.mid));                     // mid + (BT, 4C) @ (C, 4C)^T -> (BT, C)
 }
 
 // The same lines, bottom to top. d.residual is d loss/d out on entry and d loss/d x on return: an addition hands its
 // gradient to both branches unchanged, so each half only adds its branch's share to it.
 template <class T>
 void block_backward(BackwardScratch<T>& d, BlockActivations<T>& a, Tensor<T> x, Block& w, ForwardScratch<T>& s, int heads) {
-    linear_backward   (d.gelu, d.residual, w.mlp, d.codes, d.partial);
-    gelu_backward     (d.fc, d.gelu, a.fc);
-    linear_backward   (d.ln, d.fc, w.fc, d.codes, d.partial);
-    layernorm_backward(d.residual, w.ln2, d.ln, a.mid, a.mean2, a.rstd2, d.partial);      // +=
+    linear_backward   (d.gelu, d.residual, w.mlp, d.linear);
+    Cast dfc = gelu_backward_cast(d.fc, d.gelu, a.fc, w.fc.dy, d.linear);
+    linear_backward   (d.ln, d.fc, dfc, w.fc, d.linear);
+    layernorm_backward(d.residual, w.ln2, d.ln, a.mid, a.mean2, a.rstd2, d.linear.partial);      // +=
 
-    linear_backward   (d.att, d.residual, w.proj, d.codes, d.partial);
-    attention_backward(d.qkv, d.att, a.p, a.qkv, s.scores, d.scores, a.length, heads);
-    linear_backward   (d.ln, d.qkv, w.qkv, d.codes, d.partial);
-    layernorm_backward(d.residual, w.ln1, d.ln, x, a.mean1, a.rstd1, d.partial);          // +=
+    linear_backward   (d.att, d.residual, w.proj, d.linear);
+    if (a.flash) flash_attention_backward(d.qkv, d.att, a.att, a.lse, d.delta, a.qkv, a.length, heads);
+    else attention_backward(d.qkv, d.att, a.p, a.qkv, s.scores, d.scores, a.length, heads);
+    linear_backward   (d.ln, d.qkv, w.qkv, d.linear);
+    layernorm_backward(d.residual, w.ln1, d.ln, x, a.mean1, a.rstd1, d.linear.partial);          // +=
 }
 // clang-format on
 
@@ -326,7 +347,7 @@ template <class T>
 void gpt_forward(GPT<T>& gpt, const TokenBatch& batch, Pass pass) {
     gpt.arena = Arena{(char*)gpt.activations.data()};
     gpt.now.clear();
-    gpt.now.emplace_back(gpt.arena, gpt.shape, batch.B, batch.T, is_fp8(gpt.recipe.input), pass == Pass::train);
+    gpt.now.emplace_back(gpt.arena, gpt.shape, batch.B, batch.T, is_fp8(gpt.recipe.input), is_flash<T>(gpt.shape), pass == Pass::train);
     ENSURE(gpt.arena.used <= gpt.activations.bytes(), "a batch of %d x %d needs %zu bytes of activations, %zu were set aside", batch.B,
            batch.T, gpt.arena.used, gpt.activations.bytes());
     Activations<T>& a = gpt.now[0];
@@ -341,11 +362,18 @@ void gpt_forward(GPT<T>& gpt, const TokenBatch& batch, Pass pass) {
     matmul(output(a.logits), operand(a.lnf), gpt.wte->operand().transposed(), {a.BT, gpt.shape.vocab, gpt.shape.channels});
 }
 
-// The mean loss of the last forward pass, in nats per token; in a training pass also d (dloss * loss)/d logits.
+// d loss/d logits lie where the logits lay, each row where that row began.
+template <class T>
+Operand dlogits(const Activations<T>& a) {
+    return {a.logits.data, format_of<T>, 0, (int64_t)(sizeof(float) / sizeof(T)) * a.logits.cols, 1, 0, 0};
+}
+
+// The mean loss of the last forward pass, in nats per token. Unless dloss is 0, d (dloss * loss)/d logits take the logits' place.
 template <class T>
 double gpt_loss(GPT<T>& gpt, const TokenBatch& batch, float dloss) {
     Activations<T>& a = gpt.now[0];
-    crossentropy(a.loss, dloss == 0 ? Tensor<T>() : a.d.logits, a.logits, batch.target, dloss / a.BT);
+    Tensor<T> in_place((T*)a.logits.data, a.BT, a.logits.cols);
+    crossentropy(a.loss, dloss == 0 ? Tensor<T>() : in_place, a.logits, batch.target, dloss / a.BT, gpt.shape.vocab);
     std::vector<float> losses(a.BT);
     copy_to_host(losses.data(), a.loss.data, losses.size());
     double sum = 0;
@@ -358,10 +386,10 @@ template <class T>
 void gpt_backward(GPT<T>& gpt, const TokenBatch& batch) {
     Activations<T>& a = gpt.now[0];
     const int V = gpt.shape.vocab, C = gpt.shape.channels, L = gpt.shape.layers;
-    matmul(output(a.d.ln), operand(a.d.logits), gpt.wte->operand(), {a.BT, C, V}); // dlogits @ wte
-    matmul_add(output(gpt.wte->gradient()), operand(a.d.logits).transposed(), operand(a.lnf), {V, C, a.BT});
+    matmul(output(a.d.ln), dlogits(a), gpt.wte->operand(), {a.BT, C, V}); // dlogits @ wte
+    matmul_add(output(gpt.wte->gradient()), dlogits(a).transposed(), operand(a.lnf), {V, C, a.BT});
     fill_zero(a.d.residual.data, a.d.residual.size() * sizeof(T));
-    layernorm_backward(a.d.residual, gpt.lnf, a.d.ln, L ? a.blocks[L - 1].out : a.embedded, a.mean, a.rstd, a.d.partial);
+    layernorm_backward(a.d.residual, gpt.lnf, a.d.ln, L ? a.blocks[L - 1].out : a.embedded, a.mean, a.rstd, a.d.linear.partial);
     for (int l = L - 1; l >= 0; l--)
         block_backward(a.d, a.blocks[l], l ? a.blocks[l - 1].out : a.embedded, gpt.blocks[l], a.scratch, gpt.shape.heads);
     embedding_backward(gpt.wte->gradient(), gpt.wpe->gradient(), batch, a.d.residual);
@@ -369,8 +397,8 @@ void gpt_backward(GPT<T>& gpt, const TokenBatch& batch) {
 
 // ==== autopsy ========================================================================================================
 
-// The first tensor that holds a NaN or Inf: weights, then the last forward pass's activations in their order, then
-// gradients from the last layer to the first.
+// The first tensor that holds a NaN or Inf: weights, then the last forward pass's activations in their order, before
+// each Linear's output its input as the last step's cast saw it, then gradients from the last layer to the first.
 template <class T>
 std::string first_nonfinite(GPT<T>& gpt) {
     CastStats* scratch = gpt.site_stats() + 16 * gpt.shape.layers; // the last place: nobody else's
@@ -384,8 +412,11 @@ std::string first_nonfinite(GPT<T>& gpt) {
     for (const Parameter& p : gpt.parameters)
         if (bad(p.weight())) return "weight " + p.name;
     for (const Arena::Piece& a : gpt.arena.pieces) {
+        const std::string name = (a.layer < 0 ? "" : "h." + std::to_string(a.layer) + ".") + a.name;
+        for (size_t i = 0; i < gpt.seen.size(); i++)
+            if (gpt.sites[i].first == name + " input" && gpt.seen[i].nan + gpt.seen[i].inf > 0) return "input of " + name;
         const bool is_bad = a.element_bytes == 4 ? bad(Tensor<float>((float*)a.data, a.rows, a.cols)) : bad(Tensor<T>((T*)a.data, a.rows, a.cols));
-        if (is_bad) return "activation " + (a.layer < 0 ? "" : "h." + std::to_string(a.layer) + ".") + a.name;
+        if (is_bad) return "activation " + name;
     }
     for (auto p = gpt.parameters.rbegin(); p != gpt.parameters.rend(); ++p)
         if (bad(p->gradient())) return "gradient of " + p->name;

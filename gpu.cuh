@@ -12,52 +12,14 @@
 // Tests    tests/test_gpu.cu
 #pragma once
 #include <cmath>
-#include <cstdarg>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include <unistd.h>
 #include <utility>
 #include <vector>
-
-// ==== errors: one line that names the thing ==========================================================================
-
-// What went wrong, in one line, and the exit status that main returns for it:
-// 2 for what the user gave us (an option, a file, a value), 1 for a run that had to stop.
-struct Error : std::runtime_error {
-    int status;
-    Error(int status, const std::string& message) : std::runtime_error(message), status(status) {}
-};
-
-// clang-format off
-#if defined(__GNUC__)
-__attribute__((format(printf, 1, 2)))
-#endif
-inline std::string format(const char* pattern, ...) {
-    // clang-format on
-    va_list args, again;
-    va_start(args, pattern);
-    va_copy(again, args);
-    std::string text(vsnprintf(nullptr, 0, pattern, args), '\0');
-    vsnprintf(&text[0], text.size() + 1, pattern, again);
-    va_end(args);
-    va_end(again);
-    return text;
-}
-
-// refuse(...): the user's option, file or value is at fault.  ENSURE(...): one of our own shapes or pointers is.
-template <class... A>
-[[noreturn]] void refuse(const char* pattern, A... args) {
-    throw Error(2, format(pattern, args...));
-}
-[[noreturn]] inline void refuse(const char* message) { throw Error(2, message); }
-#define ENSURE(condition, ...)                                                                \
-    do {                                                                                      \
-        if (!(condition)) throw Error(1, std::string(__func__) + ": " + format(__VA_ARGS__)); \
-    } while (0)
+#include "errors.h"
 
 // ==== the machine ====================================================================================================
 
@@ -65,6 +27,8 @@ template <class... A>
 #include <cuda_runtime.h>
 
 constexpr int WARP = 32, BLOCK = 256;
+#define UNROLL _Pragma("unroll") // arrays stay in registers only where every index is known at compile time
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[] // as many bytes as launch_shared was told
 #define CUDA_CHECK(call)                                                                                \
     do {                                                                                                \
         cudaError_t status_ = (call);                                                                   \
@@ -72,20 +36,27 @@ constexpr int WARP = 32, BLOCK = 256;
             throw Error(1, format("%s:%d: CUDA: %s", __FILE__, __LINE__, cudaGetErrorString(status_))); \
     } while (0)
 
-// kernel<<<blocks, threads>>>(args...) and the error check that is so easily forgotten.
+// kernel<<<blocks, threads, shared_bytes>>>(args...) and the error check that is so easily forgotten.
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 blocks, dim3 threads, A... args) {
+void launch_shared(void (*kernel)(P...), dim3 blocks, dim3 threads, size_t shared_bytes, A... args) {
     if (blocks.x == 0 || blocks.y == 0 || blocks.z == 0) return;
     ENSURE(blocks.y <= 65535 && blocks.z <= 65535, "a grid of %u x %u x %u blocks: CUDA allows 65535 in y and z", blocks.x, blocks.y, blocks.z);
-    kernel<<<blocks, threads>>>(args...);
+    if (shared_bytes > 48 << 10) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+    kernel<<<blocks, threads, shared_bytes>>>(args...);
     CUDA_CHECK(cudaGetLastError());
+}
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 blocks, dim3 threads, A... args) {
+    launch_shared(kernel, blocks, threads, 0, args...);
 }
 inline void synchronize() { CUDA_CHECK(cudaDeviceSynchronize()); }
 
 #elif defined(FEWBITS_SIMULATOR)
 #include "simulator.h" // the same names, each thread of a block a fiber
 
-#else // the CPU
+#else
+#define ON_CPU
+#define UNROLL
 #include <omp.h>
 
 constexpr int WARP = 1, BLOCK = 1;
@@ -94,6 +65,7 @@ constexpr int WARP = 1, BLOCK = 1;
 #define __device__
 #define __shared__ static thread_local // a block runs whole on one OS thread
 #define __syncthreads() ((void)0)      // ... and a block that has barriers is one thread
+#define __syncwarp() ((void)0)
 
 struct dim3 {
     unsigned x, y, z;
@@ -131,14 +103,14 @@ inline void synchronize() {}
 
 template <class T> // float or unsigned
 __device__ inline T warp_sum(T x) {
-#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
+#if !defined(ON_CPU)
     for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
 #endif
     return x;
 }
 template <class T>
 __device__ inline T warp_max(T x) {
-#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
+#if !defined(ON_CPU)
     for (int step = WARP / 2; step > 0; step /= 2) {
         T other = __shfl_xor_sync(0xffffffffu, x, step);
         x = other > x ? other : x;
@@ -213,6 +185,9 @@ class Buffer {
         if (!data_) throw Error(1, format("out of memory: %zu bytes wanted", bytes));
         memset(data_, 0, bytes);
 #endif
+#if defined(FEWBITS_RACECHECK)
+        racecheck::watch(data_, bytes, false);
+#endif
     }
     Buffer(Buffer&& b) noexcept : data_(std::exchange(b.data_, nullptr)), bytes_(std::exchange(b.bytes_, 0)) {}
     Buffer& operator=(Buffer&& b) noexcept {
@@ -220,6 +195,9 @@ class Buffer {
         return *this;
     }
     ~Buffer() {
+#if defined(FEWBITS_RACECHECK)
+        racecheck::forget(data_);
+#endif
 #if defined(__CUDACC__)
         cudaFree(data_);
 #else
@@ -300,17 +278,32 @@ inline size_t machine_memory() {
 #endif
 }
 
+// Compute capability times ten, and the number of multiprocessors: of the GPU, or of the simulated one.
+#if defined(__CUDACC__)
+inline const cudaDeviceProp& device() {
+    static const cudaDeviceProp device = [] {
+        cudaDeviceProp d;
+        CUDA_CHECK(cudaGetDeviceProperties(&d, 0));
+        return d;
+    }();
+    return device;
+}
+inline int capability() { return device().major * 10 + device().minor; }
+inline int processors() { return device().multiProcessorCount; }
+#elif defined(FEWBITS_SIMULATOR)
+inline int capability() { return simulator::capability(); }
+inline int processors() { return 8; }
+#endif
+
 // "CPU, 2 threads" or "NVIDIA H200, compute capability 9.0"; refuses when a CUDA build finds no GPU.
 inline std::string machine_name() {
 #if defined(__CUDACC__)
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
         refuse("this build is for a CUDA GPU and none answers here; build for the CPU with: make MACHINE=cpu");
-    cudaDeviceProp device;
-    CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
-    return format("%s, compute capability %d.%d", device.name, device.major, device.minor);
+    return format("%s, compute capability %d.%d", device().name, device().major, device().minor);
 #elif defined(FEWBITS_SIMULATOR)
-    return "simulated GPU";
+    return format("simulated GPU, compute capability %d.%d", capability() / 10, capability() % 10);
 #else
     return format("CPU, %d thread%s", omp_get_max_threads(), omp_get_max_threads() == 1 ? "" : "s");
 #endif

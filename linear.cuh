@@ -8,19 +8,38 @@
 // Formats  x, y, dx, dy in the stored format; cast() gives the recipe's input or gradient format: the stored one itself,
 //          or FP8 codes with their exponent; w in the weight format; b, dw, db and all sums in FP32
 // Why      both products of dy read the same cast, and dw reads the cast of x that forward read: a step that quantised
-//          twice, with two scales, would not be the derivative of the forward pass it ran
+//          twice, with two scales, would not be the derivative of the forward pass it ran. Tensor cores read FP8 only
+//          where the summed index lies contiguous: on a GPU codes that two products sum over have a transposed copy.
 // Tests    tests/test_linear.cu     Times  bench.cu, bench_matmul
 #pragma once
 #include "column_sum.cuh"
+#include "layernorm.cuh"
 #include "matmul.cuh"
 #include "scaling.cuh"
 
+#if defined(ON_CPU)
+constexpr bool BOTH_WAYS = false;
+#else
+constexpr bool BOTH_WAYS = true; // FP8 codes exist by row and by column
+#endif
+
+// One matrix, as products that sum along its rows and along its columns read it: the same view twice, or two copies.
+struct Cast {
+    Operand by_row, by_col;
+};
+
 struct Linear {
-    Operand w = {};          // (N, K), as rounded after the last optimizer step
+    Cast w = {};             // (N, K), as rounded after the last optimizer step
     Tensor<float> b, dw, db; // (1, N), (N, K), (1, N)
     CastSite x, dy;
     Operand x_read = {}; // what forward read: kept for dw
 };
+
+// FP8 codes as operands: (rows, cols) in q, and where qt is given the same codes as (cols, rows) there.
+inline Cast codes_of(const CastSite& site, int k, const uint8_t* q, const uint8_t* qt, int rows, int cols) {
+    const Operand by_row = {q, site.format, k, cols, 1, 0, 0}, by_col = {qt, site.format, k, 1, rows, 0, 0};
+    return {by_row, qt ? by_col : by_row};
+}
 
 // x as the products read it: x itself where its format is the site's, else codes in `codes`, with what was seen counted.
 template <class T>
@@ -29,16 +48,41 @@ Operand cast(CastSite& site, Tensor<uint8_t> codes, Tensor<T> x, Pass pass) {
     ENSURE(codes.size() >= x.size(), "%zu bytes for %zu codes", codes.size(), x.size());
     const int k = site.exponent_for(x, pass);
     quantise(codes.data, site.format, k, site.stats + (pass == Pass::evaluate), x);
-    return {codes.data, site.format, k, x.cols, 1, 0, 0};
+    return codes_of(site, k, codes.data, nullptr, x.rows, x.cols).by_row;
 }
 
-// y (BT, N) = cast(x) w^T + b. `codes` (BT, K) keeps the FP8 codes of x until backward.
+// cast(layernorm(x)), on a GPU in one kernel once the scale is known. `y` receives layernorm(x); there only the first time.
 template <class T>
-void linear_forward(Tensor<T> y, Tensor<T> x, Linear& l, Tensor<uint8_t> codes, Pass pass) {
-    ENSURE(y.rows == x.rows && y.cols == l.b.cols && x.cols == l.dw.cols, "y is (%d,%d), x is (%d,%d), w is (%d,%d)", y.rows, y.cols,
-           x.rows, x.cols, l.dw.rows, l.dw.cols);
-    l.x_read = cast(l.x, codes, x, pass);
-    matmul(output(y), l.x_read, l.w.transposed(), {x.rows, y.cols, x.cols}, l.b.data);
+Operand layernorm_cast(Tensor<T> y, Tensor<float> mean, Tensor<float> rstd, Tensor<T> x, const LayerNorm& w, CastSite& site, Tensor<uint8_t> codes, Pass pass) {
+    if (site.format == format_of<T> || !site.measured) {
+        layernorm_forward(y, mean, rstd, x, w);
+        return cast(site, codes, y, pass);
+    }
+    if (BOTH_WAYS) y.data = nullptr; // on a CPU two kernels are faster than one
+    layernorm_forward(y, mean, rstd, x, w, codes.data, site.format, site.k, site.stats + (pass == Pass::evaluate));
+    return codes_of(site, site.k, codes.data, nullptr, x.rows, x.cols).by_row;
+}
+
+// y (BT, N) = x w^T + b, and what the epilogue adds.
+template <class T>
+void linear_forward(Tensor<T> y, Operand x, Linear& l, Epilogue e = {}) {
+    ENSURE(y.cols == l.b.cols && x.row == l.dw.cols, "y is (%d,%d), x has %d columns, w is (%d,%d)", y.rows, y.cols, (int)x.row, l.dw.rows, l.dw.cols);
+    l.x_read = x, e.bias = l.b.data;
+    matmul(output(y), x, l.w.by_row.transposed(), {y.rows, y.cols, l.dw.cols}, e);
+}
+// ... + residual
+template <class T>
+Epilogue plus(Tensor<T> residual) {
+    Epilogue e;
+    e.residual = residual.data;
+    return e;
+}
+// gelu(...), with its argument kept for backward
+template <class T>
+Epilogue gelu_keeping(Tensor<T> argument) {
+    Epilogue e;
+    e.kept = argument.data;
+    return e;
 }
 
 // partial[s, n] = sum over a strip of tokens of dy[bt, n].
@@ -54,15 +98,54 @@ __global__ void column_sum_kernel(float* partial, const T* dy, int BT, int N) {
     for (int j = 0; j < strip.count; j++) partial[(size_t)blockIdx.y * N + strip.column(j)] = sum[j];
 }
 
-// dx (BT, K) = cast(dy) w,  l.dw +=,  l.db +=. `codes` (BT, N) and `partial` (partial_floats(BT, N)) are scratch.
+// What a backward pass through a Linear needs for a while: codes of dy (BT, N) both ways, of x (BT, K) by column; the
+// partial sums of db (partial_floats(BT, N)).
+struct LinearScratch {
+    Tensor<uint8_t> codes, codes_by_col, x_by_col;
+    Tensor<float> partial;
+};
+
+// dy as both of its products read it.
 template <class T>
-void linear_backward(Tensor<T> dx, Tensor<T> dy, Linear& l, Tensor<uint8_t> codes, Tensor<float> partial) {
+Cast cast_gradient(CastSite& site, const LinearScratch& s, Tensor<T> dy) {
+    if (site.format == format_of<T>) return {operand(dy), operand(dy)};
+    ENSURE(s.codes.size() >= dy.size(), "%zu bytes for %zu codes", s.codes.size(), dy.size());
+    const int k = site.exponent_for(dy, Pass::train);
+    uint8_t* by_col = BOTH_WAYS ? s.codes_by_col.data : nullptr;
+    quantise(s.codes.data, site.format, k, site.stats, dy, by_col);
+    return codes_of(site, k, s.codes.data, by_col, dy.rows, dy.cols);
+}
+
+// cast(dx) where dx = dy * gelu'(x), in one kernel once the scale is known; dx itself is written too, and may be dy.
+template <class T>
+Cast gelu_backward_cast(Tensor<T> dx, Tensor<T> dy, Tensor<T> x, CastSite& site, const LinearScratch& s) {
+    if (site.format == format_of<T> || !site.measured) {
+        gelu_backward(dx, dy, x);
+        return cast_gradient(site, s, dx);
+    }
+    uint8_t* by_col = BOTH_WAYS ? s.codes_by_col.data : nullptr;
+    gelu_backward(dx, dy, x, s.codes.data, site.format, site.k, site.stats, by_col);
+    return codes_of(site, site.k, s.codes.data, by_col, dx.rows, dx.cols);
+}
+
+// dx (BT, K) = dy w,  l.dw += dy^T x,  l.db += sum of dy; the products read dy_read, its cast.
+template <class T>
+void linear_backward(Tensor<T> dx, Tensor<T> dy, Cast dy_read, Linear& l, const LinearScratch& s) {
     const int BT = dy.rows, N = dy.cols, K = dx.cols;
     ENSURE(dx.rows == BT && N == l.b.cols && K == l.dw.cols, "dx is (%d,%d), dy is (%d,%d), w is (%d,%d)", dx.rows, K, BT, N, l.dw.rows, l.dw.cols);
-    ENSURE(partial.size() >= partial_floats(BT, N), "scratch of %zu floats, %zu needed", partial.size(), partial_floats(BT, N));
-    Operand dy_read = cast(l.dy, codes, dy, Pass::train);
-    matmul(output(dx), dy_read, l.w, {BT, K, N});
-    matmul_add(output(l.dw), dy_read.transposed(), l.x_read, {N, K, BT});
-    launch(column_sum_kernel<T>, strip_blocks(BT, N), BLOCK, partial.data, (const T*)dy.data, BT, N);
-    add_partials(l.db.data, partial.data, BT, N);
+    ENSURE(s.partial.size() >= partial_floats(BT, N), "scratch of %zu floats, %zu needed", s.partial.size(), partial_floats(BT, N));
+    matmul(output(dx), dy_read.by_row, l.w.by_col, {BT, K, N});
+
+    Operand x = l.x_read;
+    if (BOTH_WAYS && is_fp8(x.format)) {
+        transpose_codes(s.x_by_col.data, (const uint8_t*)x.data, BT, K);
+        x = codes_of(l.x, x.k, nullptr, s.x_by_col.data, BT, K).by_col;
+    }
+    matmul_add(output(l.dw), dy_read.by_col.transposed(), x, {N, K, BT});
+    launch(column_sum_kernel<T>, strip_blocks(BT, N), BLOCK, s.partial.data, (const T*)dy.data, BT, N);
+    add_partials(l.db.data, s.partial.data, BT, N);
+}
+template <class T>
+void linear_backward(Tensor<T> dx, Tensor<T> dy, Linear& l, const LinearScratch& s) {
+    linear_backward(dx, dy, cast_gradient(l.dy, s, dy), l, s);
 }

@@ -1,193 +1,282 @@
-// matmul.cuh -- c = a b, the operation that training spends its time in, for operands in any format.
+// matmul.cuh -- c = a b, the operation that training spends its time in, as a ladder of three kernels.
 //
-//   c[m, n]  =  2^-(ka+kb) sum_k a[m, k] b[k, n]  [+ bias[n]]          or  +=
+//   c[m, n]  =  2^-(ka+kb) sum_k a[m, k] b[k, n]          and the epilogue of operand.cuh
 //
-// Source   the tiled kernel: every CUDA book; on the CPU oneDNN (onednn.h) does the same product faster
-// Shapes   a (M, K), b (K, N), c (M, N), each for outer x inner batches (examples x heads); any strides, so a
-//          transpose or one head of a (BT, 3C) buffer is a view and never a copy
-// Formats  a, b: FP32, BF16, FP16, E4M3 or E5M2, each with its exponent; c: FP32 or a stored format, rounded once;
-//          products and sums in FP32
-// Why      on a CPU without FP8 and FP16 arithmetic operands are decoded first. FP8 values are exact in BF16 (4 and 3
-//          significant bits of 8), so nothing is lost; FP16's 11 bits are not, so FP16 is decoded to FP32.
+//   naive         one thread per c[m, n]: each element of a is read N times, each of b M times
+//   tiled         TILE x TILE of c per block: in shared memory each element read is used TILE times; FP32 arithmetic
+//   tensor cores  128 x 128 of c per block, 64 x 32 per warp (FP8: half the rows); cp.async fills the next tiles while this one is multiplied
+//
+//   a Linear's three products, and which index lies contiguous in memory      a      b
+//   y  = x w^T       M = BT, N = out, K = in                                  k      k
+//   dx = dy w        M = BT, N = in,  K = out                                 k      n     (FP8: k, from a transposed copy)
+//   dw = dy^T x      M = out, N = in, K = BT                                  m      n     (FP8: k, k)
+//
+// Source   the first two: every CUDA book; the third: PTX ISA, tile.cuh. On a CPU oneDNN multiplies (matmul_onednn.cuh)
+// Formats  a, b: FP32, BF16, FP16, E4M3 or E5M2; products and sums in FP32
+// Why      tensor cores may keep fewer bits than FP32 has while they sum FP8 products: every 128 of K the sum moves to
+//          FP32 registers (arXiv:2412.19437, section 3.3.2). dw has few tiles and a long K: its K is split among blocks,
+//          whose sums are added in a fixed order.
 // Tests    tests/test_matmul.cu     Times  bench.cu, bench_matmul
 #pragma once
-#include "recipes.cuh"
-#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
-#include "onednn.h"
+#include "operand.cuh"
+#if defined(ON_CPU)
+#include "matmul_onednn.cuh"
+#else
+#include "tile.cuh"
 #endif
 
-// A matrix as a product reads it: value[o, i, r, c] = data[o * outer + i * inner + r * row + c * col] * 2^-k.
-struct Operand {
-    const void* data;
-    Format format;
-    int k;
-    int64_t row, col, outer, inner;
-    Operand transposed() const { return {data, format, k, col, row, outer, inner}; }
+// Where example o, head i of a batch begins: block z's.
+struct Corner {
+    int64_t a, b, c;
+    __device__ Corner(const Output& c, const Operand& a, const Operand& b, Sizes s, int64_t batch)
+        : a(batch / s.inner * a.outer + batch % s.inner * a.inner), b(batch / s.inner * b.outer + batch % s.inner * b.inner),
+          c(batch / s.inner * c.outer + batch % s.inner * c.inner) {}
 };
 
-// Where a product is written: unit stride along a row.
-template <class T>
-struct Output {
-    T* data;
-    int64_t row, outer, inner;
-};
+// ==== naive ==========================================================================================================
 
-struct Sizes {
-    int M, N, K, outer = 1, inner = 1;
-};
-
+// One thread per element of c. T is int: kernels are templates, so that a header may hold them.
 template <class T>
-Operand operand(Tensor<T> x) {
-    return {x.data, format_of<T>, 0, x.cols, 1, 0, 0};
-}
-template <class T>
-Output<T> output(Tensor<T> c) {
-    return {c.data, c.cols, 0, 0};
+__global__ void matmul_naive_kernel(Output c, Operand a, Operand b, Sizes s, Epilogue e, Factors scale) {
+    const T m = blockIdx.y, n = blockIdx.x * BLOCK + threadIdx.x;
+    if (n >= s.N) return;
+    const Corner at(c, a, b, s, blockIdx.z);
+    float sum = 0;
+    for (T k = 0; k < s.K; k++) sum += load(a.data, a.format, at.a + m * a.row + k * a.col) * load(b.data, b.format, at.b + k * b.row + n * b.col);
+    finish(c, e, at.c + m * c.row + n, n, sum, scale);
 }
 
-// ==== the kernel =====================================================================================================
+inline void matmul_naive(Output c, Operand a, Operand b, Sizes s, Epilogue e) {
+    launch(matmul_naive_kernel<int>, dim3(ceil_div(s.N, BLOCK), s.M, s.outer * s.inner), BLOCK, c, a, b, s, e, Factors(a.k + b.k));
+}
 
-constexpr int TILE = 32;
+// ==== tiled ==========================================================================================================
 
-// One block per TILE x TILE tile of c: it walks along K in steps of TILE, with one tile of a and one of b in shared
-// memory, each element of which is read from memory once and used TILE times. Thread i owns elements i, i+BLOCK, ...
-template <class T>
-__global__ void matmul_tiled_kernel(Output<T> c, Operand a, Operand b, Sizes s, const float* bias, bool accumulate) {
-    __shared__ float a_tile[TILE][TILE + 1], b_tile[TILE][TILE + 1]; // + 1: a column lies in 32 different banks
-    const int m0 = blockIdx.y * TILE, n0 = blockIdx.x * TILE;
-    const int64_t o = blockIdx.z / s.inner, i = blockIdx.z % s.inner;
-    const int64_t a_base = o * a.outer + i * a.inner, b_base = o * b.outer + i * b.inner;
+constexpr int TILE = 64, TILE_K = 16;             // of c; of K
+constexpr int SIDE = BLOCK == 1 ? 1 : 16;         // a block's threads stand in a square of this side
+constexpr int PER_THREAD = TILE / SIDE;           // ... and each owns PER_THREAD x PER_THREAD elements of c, SIDE apart
 
-    constexpr int PER_THREAD = TILE * TILE / BLOCK;
-    float sum[PER_THREAD];
-    for (int j = 0; j < PER_THREAD; j++) sum[j] = 0;
+// One block per TILE x TILE of c. Per step along K each thread reads 2 * PER_THREAD numbers from shared memory for
+// PER_THREAD^2 multiplications, so that arithmetic and not shared memory is the limit.
+template <class T> // float, of the arithmetic
+__global__ void matmul_tiled_kernel(Output c, Operand a, Operand b, Sizes s, Epilogue e, Factors scale) {
+    __shared__ T a_tile[TILE_K][TILE + 1], b_tile[TILE_K][TILE + 1]; // + 1: a column lies in 32 different banks
+    const int m0 = blockIdx.y * TILE, n0 = blockIdx.x * TILE, row = threadIdx.x / SIDE, col = threadIdx.x % SIDE;
+    const Corner at(c, a, b, s, blockIdx.z);
+    T sum[PER_THREAD][PER_THREAD] = {};
 
-    for (int k0 = 0; k0 < s.K; k0 += TILE) {
-        for (int e = threadIdx.x; e < TILE * TILE; e += BLOCK) {
-            int slow = e / TILE, fast = e % TILE; // `fast` runs along unit stride: neighbouring threads, neighbouring addresses
-            int am = a.col == 1 ? slow : fast, ak = a.col == 1 ? fast : slow;
-            bool a_inside = m0 + am < s.M && k0 + ak < s.K;
-            a_tile[am][ak] = a_inside ? load(a.data, a.format, a_base + (m0 + am) * a.row + (k0 + ak) * a.col) : 0;
-            int bk = b.col == 1 ? slow : fast, bn = b.col == 1 ? fast : slow;
-            bool b_inside = k0 + bk < s.K && n0 + bn < s.N;
-            b_tile[bk][bn] = b_inside ? load(b.data, b.format, b_base + (k0 + bk) * b.row + (n0 + bn) * b.col) : 0;
+    for (int k0 = 0; k0 < s.K; k0 += TILE_K) {
+        for (int i = threadIdx.x; i < TILE * TILE_K; i += BLOCK) { // neighbouring threads read neighbouring addresses
+            const int am = a.col == 1 ? i / TILE_K : i % TILE, ak = a.col == 1 ? i % TILE_K : i / TILE;
+            const bool a_inside = m0 + am < s.M && k0 + ak < s.K;
+            a_tile[ak][am] = a_inside ? load(a.data, a.format, at.a + (m0 + am) * a.row + (k0 + ak) * a.col) : 0;
+            const int bn = b.col == 1 ? i % TILE : i / TILE_K, bk = b.col == 1 ? i / TILE : i % TILE_K;
+            const bool b_inside = k0 + bk < s.K && n0 + bn < s.N;
+            b_tile[bk][bn] = b_inside ? load(b.data, b.format, at.b + (k0 + bk) * b.row + (n0 + bn) * b.col) : 0;
         }
         __syncthreads(); // both tiles are written before any thread reads them
-        for (int j = 0; j < PER_THREAD; j++) {
-            int m = (threadIdx.x + j * BLOCK) / TILE, n = (threadIdx.x + j * BLOCK) % TILE;
-            for (int k = 0; k < TILE; k++) sum[j] += a_tile[m][k] * b_tile[k][n];
-        }
+        for (int k = 0; k < TILE_K; k++)
+            for (int i = 0; i < PER_THREAD; i++)
+                for (int j = 0; j < PER_THREAD; j++) sum[i][j] += a_tile[k][row + i * SIDE] * b_tile[k][col + j * SIDE];
         __syncthreads(); // ... and read by all before the next step overwrites them
     }
 
-    for (int j = 0; j < PER_THREAD; j++) {
-        int m = m0 + (threadIdx.x + j * BLOCK) / TILE, n = n0 + (threadIdx.x + j * BLOCK) % TILE;
-        if (m >= s.M || n >= s.N) continue;
-        T* c_mn = c.data + o * c.outer + i * c.inner + m * c.row + n;
-        float value = ldexpf(sum[j], -(a.k + b.k)) + (bias ? bias[n] : 0);
-        *c_mn = round_to<T>(accumulate ? to_float(*c_mn) + value : value);
+    UNROLL for (int i = 0; i < PER_THREAD; i++)
+        UNROLL for (int j = 0; j < PER_THREAD; j++) {
+            const int m = m0 + row + i * SIDE, n = n0 + col + j * SIDE;
+            if (m < s.M && n < s.N) finish(c, e, at.c + m * c.row + n, n, sum[i][j], scale);
+        }
+}
+
+inline void matmul_tiled(Output c, Operand a, Operand b, Sizes s, Epilogue e) {
+    launch(matmul_tiled_kernel<float>, dim3(ceil_div(s.N, TILE), ceil_div(s.M, TILE), s.outer * s.inner), BLOCK, c, a, b, s, e, Factors(a.k + b.k));
+}
+
+// ==== tensor cores ===================================================================================================
+
+#if !defined(ON_CPU)
+
+constexpr int BLOCK_N = 128, WARP_N = 32;                          // columns of c per block and per warp: 4 warps
+__host__ __device__ constexpr int block_m(int bytes) { return bytes == 1 ? 64 : 128; } // rows per block, 2 warps; FP8 keeps two sums of each
+constexpr int STAGES = 3, BLOCK_K_BYTES = 64;                      // tiles in flight; their K: two tensor-core steps
+constexpr int OUT_STRIDE = WARP_N + 8;                             // of sums on their way out: no bank conflicts
+
+// One block per 128 (FP8: 64) x 128 of c and per part of K: partial sums of part p go to c + p * c.outer. Dynamic shared memory:
+// STAGES x (tile of a, tile of b). Traffic: a is read N / 128 times, b M / 128 times.
+template <class A, class B, bool A_HAS_K, bool B_HAS_K> // which operands' rows run along k: the others' along m, n
+__global__ void __launch_bounds__(256) matmul_tensorcore_kernel(Output c, Operand a, Operand b, Sizes s, Epilogue e, Factors scale, int parts, bool a_aligned, bool b_aligned) {
+    constexpr int K = BLOCK_K_BYTES / sizeof(A), BLOCK_M = block_m(sizeof(A)), WARP_M = BLOCK_M / 2;
+    constexpr bool FP8 = sizeof(A) == 1;
+    using ATile = std::conditional_t<A_HAS_K, Tile<A, BLOCK_M, K>, Tile<A, K, BLOCK_M>>;
+    using BTile = std::conditional_t<B_HAS_K, Tile<B, BLOCK_N, K>, Tile<B, K, BLOCK_N>>;
+    DYNAMIC_SHARED(shared);
+    const int thread = threadIdx.x, lane = thread % WARP, warp_m = thread / WARP / 4 * WARP_M, warp_n = thread / WARP % 4 * WARP_N;
+    const int m0 = blockIdx.y * BLOCK_M, n0 = blockIdx.x * BLOCK_N, part = blockIdx.z % parts;
+    const Corner at(c, a, b, s, blockIdx.z / parts);
+    const int part_K = ceil_div(ceil_div(s.K, K), parts) * K, k_begin = part * part_K; // a part may be empty
+    const int k_end = s.K < k_begin + part_K ? s.K : k_begin + part_K, steps = k_end > k_begin ? ceil_div(k_end - k_begin, K) : 0;
+
+    auto a_tile = [&](int step) { return ATile{shared + step % STAGES * (ATile::BYTES + BTile::BYTES)}; };
+    auto b_tile = [&](int step) { return BTile{shared + step % STAGES * (ATile::BYTES + BTile::BYTES) + ATile::BYTES}; };
+    auto load_step = [&](int step) { // starts copying; a step past the end is an empty group
+        const int k0 = k_begin + step * K;
+        if (k0 < k_end) {
+            const A* a_corner = (const A*)a.data + at.a + (int64_t)m0 * a.row + k0 * a.col;
+            const B* b_corner = (const B*)b.data + at.b + k0 * b.row + (int64_t)n0 * b.col;
+            if constexpr (A_HAS_K) a_tile(step).template load<256>(a_corner, a.row, s.M - m0, k_end - k0, a_aligned, thread);
+            else a_tile(step).template load<256>(a_corner, a.col, k_end - k0, s.M - m0, a_aligned, thread);
+            if constexpr (B_HAS_K) b_tile(step).template load<256>(b_corner, b.col, s.N - n0, k_end - k0, b_aligned, thread);
+            else b_tile(step).template load<256>(b_corner, b.row, k_end - k0, s.N - n0, b_aligned, thread);
+        }
+        commit_copies();
+    };
+
+    float sum[WARP_M / 16][WARP_N / 8][4] = {}, wide[FP8 ? WARP_M / 16 : 1][WARP_N / 8][4] = {};
+    for (int step = 0; step < STAGES - 1; step++) load_step(step);
+    for (int step = 0; step < steps; step++) {
+        wait_copies<STAGES - 2>();
+        __syncthreads(); // this step's tiles have arrived from all threads, and all have finished with the last step's,
+        load_step(step + STAGES - 1); // whose place this overwrites
+        for (int k = 0; k < K; k += MMA_K<A>) {
+            uint32_t a_part[WARP_M / 16][4], b_part[WARP_N / 16][4]; // b_part: two products' worth
+            for (int i = 0; i < WARP_M / 16; i++) {
+                if constexpr (A_HAS_K) a_tile(step).fragment_a(a_part[i], warp_m + i * 16, k, lane);
+                else a_tile(step).fragment_a_transposed(a_part[i], warp_m + i * 16, k, lane);
+            }
+            for (int j = 0; j < WARP_N / 16; j++) {
+                if constexpr (B_HAS_K) b_tile(step).fragment_b(b_part[j], warp_n + j * 16, k, lane);
+                else b_tile(step).fragment_b_transposed(b_part[j], warp_n + j * 16, k, lane);
+            }
+            UNROLL for (int i = 0; i < WARP_M / 16; i++)
+                UNROLL for (int j = 0; j < WARP_N / 8; j++) mma<A, B>(sum[i][j], a_part[i], b_part[j / 2] + j % 2 * 2);
+        }
+        if constexpr (FP8) // every 128 of K
+            if (step % 2 == 1 || step == steps - 1)
+                for (int i = 0; i < WARP_M / 16; i++)
+                    for (int j = 0; j < WARP_N / 8; j++)
+                        for (int r = 0; r < 4; r++) wide[i][j][r] += sum[i][j][r], sum[i][j][r] = 0;
+    }
+    wait_copies<0>();
+    __syncthreads(); // all warps have read their last tiles: their place now takes sums, 16 x WARP_N of each warp at a time
+
+    float* stage = (float*)shared + thread / WARP * 16 * OUT_STRIDE;
+    UNROLL for (int i = 0; i < WARP_M / 16; i++) {
+        for (int j = 0; j < WARP_N / 8; j++)
+            for (int r = 0; r < 4; r++) {
+                const float value = FP8 ? wide[FP8 ? i : 0][j][r] : sum[i][j][r];
+                stage[(lane / 4 + r / 2 * 8) * OUT_STRIDE + j * 8 + lane % 4 * 2 + r % 2] = value;
+            }
+        __syncwarp(); // the warp's sums are written before its lanes read a row of them: neighbours in c
+        for (int row = 0; row < 16; row++) {
+            const int m = m0 + warp_m + i * 16 + row, n = n0 + warp_n + lane;
+            if (m >= s.M || n >= s.N) continue;
+            const float value = stage[row * OUT_STRIDE + lane];
+            if (parts == 1) finish(c, e, at.c + m * c.row + n, n, value, scale);
+            else ((float*)c.data)[part * c.outer + m * c.row + n] = value;
+        }
+        __syncwarp(); // ... and read before the next 16 rows overwrite them
     }
 }
 
-template <class T>
-void matmul_tiled(Output<T> c, Operand a, Operand b, Sizes s, const float* bias, bool accumulate) {
-    dim3 tiles(ceil_div(s.N, TILE), ceil_div(s.M, TILE), s.outer * s.inner);
-    launch(matmul_tiled_kernel<T>, tiles, BLOCK, c, a, b, s, bias, accumulate);
+// c = the epilogue of sum_p partial[p, m, n], from the first part to the last. One block per CHUNK elements.
+template <class T> // float
+__global__ void add_parts_kernel(Output c, const T* partial, int parts, Sizes s, Epilogue e, Factors scale) {
+    const size_t elements = (size_t)s.M * s.N;
+    Chunk chunk(elements);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) {
+        T sum = 0;
+        for (int p = 0; p < parts; p++) sum += partial[p * elements + i];
+        finish(c, e, i / s.N * c.row + i % s.N, i % s.N, sum, scale);
+    }
 }
 
-// ==== on the CPU: decode where the library cannot read the format, then one library call =============================
-
-#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
-
-// out (batch, rows, cols), dense = x, in FP32 or BF16. One block per row: out[batch, r, :] = x[o, i, r, :] * 2^-k.
-template <class Wide, class Narrow>
-__global__ void decode_kernel(Wide* out, Operand x, int rows, int cols, int inner, float scale) {
-    const int64_t batch = blockIdx.x / rows, r = blockIdx.x % rows;
-    const Narrow* x_r = (const Narrow*)x.data + batch / inner * x.outer + batch % inner * x.inner + r * x.row;
-    Wide* out_r = out + (int64_t)blockIdx.x * cols;
-    for (int c = threadIdx.x; c < cols; c += BLOCK) out_r[c] = round_to<Wide>(to_float(x_r[c]) * scale);
+// Which products tensor cores can do: two operands of one 16-bit format, or two of FP8 whose k lies contiguous.
+inline bool fits_tensorcore(Operand a, Operand b, int capability) {
+    if (is_fp8(a.format) && is_fp8(b.format)) return a.col == 1 && b.row == 1 && capability >= 75;
+    return a.format == b.format && ((a.format == BF16 && capability >= 80) || (a.format == FP16 && capability >= 75)) &&
+        (a.col == 1 || a.row == 1) && (b.col == 1 || b.row == 1);
 }
 
-// c[o, i, m, :] = round(sum[o, i, m, :]). One block per row.
-template <class T>
-__global__ void store_kernel(Output<T> c, const float* sum, Sizes s) {
-    const int64_t batch = blockIdx.x / s.M, m = blockIdx.x % s.M;
-    T* c_m = c.data + batch / s.inner * c.outer + batch % s.inner * c.inner + m * c.row;
-    const float* sum_m = sum + (int64_t)blockIdx.x * s.N;
-    for (int n = threadIdx.x; n < s.N; n += BLOCK) c_m[n] = round_to<T>(sum_m[n]);
+// K in so many parts that every multiprocessor has a block, but none less than 512 of K.
+inline int parts_for(Sizes s) {
+    const int tiles = ceil_div(s.M, 128) * ceil_div(s.N, BLOCK_N);
+    return s.outer * s.inner > 1 ? 1 : std::max(1, std::min({processors() / tiles, s.K / 512, 16}));
 }
 
-// Memory for decoded operands; it grows to the largest that was ever needed.
-inline void* workspace(int which, size_t bytes) {
-    static Buffer buffers[3];
-    if (buffers[which].bytes() < bytes) buffers[which] = Buffer(bytes);
-    return buffers[which].data();
-}
-
-// x in `wide` format with exponent 0: x itself where it has it, else decoded, keeping the dimension that has unit stride.
-inline Operand widened(Operand x, Format wide, int rows, int cols, Sizes s, int which) {
-    if (x.format == wide && x.k == 0) return x;
-    if (x.col != 1) return widened(x.transposed(), wide, cols, rows, s, which).transposed();
-    const int64_t batches = (int64_t)s.outer * s.inner;
-    Operand y = {workspace(which, batches * rows * cols * bytes_of(wide)), wide, 0, cols, 1, (int64_t)s.inner * rows * cols, (int64_t)rows * cols};
-    with_type(x.format, [&](auto narrow) {
-        using Narrow = decltype(narrow);
-        float scale = std::ldexp(1.0f, -x.k);
-        if (wide == BF16) launch(decode_kernel<bf16, Narrow>, batches * rows, BLOCK, (bf16*)y.data, x, rows, cols, s.inner, scale);
-        else launch(decode_kernel<float, Narrow>, batches * rows, BLOCK, (float*)y.data, x, rows, cols, s.inner, scale);
-    });
-    return y;
-}
-
-template <class T>
-void matmul_onednn(Output<T> c, Operand a, Operand b, Sizes s, const float* bias, bool accumulate) {
-    auto fits_bf16 = [](Format f) { return f == BF16 || is_fp8(f); };
-    Format wide = fits_bf16(a.format) && fits_bf16(b.format) && OneDnn::native_bf16() ? BF16 : FP32;
-    a = widened(a, wide, s.M, s.K, s, 0);
-    b = widened(b, wide, s.K, s.N, s, 1);
-
-    const bool direct = format_of<T> == FP32 || format_of<T> == wide; // can the library write T?
-    ENSURE(direct || !accumulate, "a product can only be added to FP32, not to %s", name_of(format_of<T>));
-    Output<float> sum = {nullptr, s.N, (int64_t)s.inner * s.M * s.N, (int64_t)s.M * s.N};
-    if (!direct) sum.data = (float*)workspace(2, (size_t)s.outer * s.inner * s.M * s.N * 4);
-
-    ProductShape shape = {s.outer, s.inner, s.M, s.N, s.K};
-    shape.a = {a.outer, a.inner, a.row, a.col}, shape.b = {b.outer, b.inner, b.row, b.col};
-    shape.c = direct ? Strides{c.outer, c.inner, c.row, 1} : Strides{sum.outer, sum.inner, sum.row, 1};
-    shape.ab_format = wide, shape.c_format = direct ? format_of<T> : FP32;
-    shape.has_bias = bias != nullptr, shape.accumulate = accumulate;
-    OneDnn::library().multiply(direct ? (void*)c.data : sum.data, a.data, b.data, bias, shape);
-    if (!direct) launch(store_kernel<T>, s.outer * s.inner * s.M, BLOCK, c, (const float*)sum.data, s);
+inline void matmul_tensorcore(Output c, Operand a, Operand b, Sizes s, Epilogue e, int parts) {
+    const bool a_has_k = a.col == 1, b_has_k = b.row == 1;
+    auto aligned = [](Operand x, int64_t stride) {
+        const int n = 16 / bytes_of(x.format);
+        return (uintptr_t)x.data % 16 == 0 && stride % n == 0 && x.outer % n == 0 && x.inner % n == 0;
+    };
+    const bool a_aligned = aligned(a, a_has_k ? a.row : a.col), b_aligned = aligned(b, b_has_k ? b.col : b.row);
+    const int block_rows = block_m(bytes_of(a.format));
+    const dim3 grid(ceil_div(s.N, BLOCK_N), ceil_div(s.M, block_rows), s.outer * s.inner * parts);
+    const Factors scale(a.k + b.k);
+    static Buffer partial; // grows to the largest that was ever needed
+    Output to = c;
+    if (parts > 1) {
+        const size_t elements = (size_t)s.M * s.N;
+        if (partial.bytes() < parts * elements * 4) partial = Buffer(parts * elements * 4);
+        to = {partial.data(), FP32, s.N, (int64_t)elements, 0};
+    }
+    auto run = [&](auto a_type, auto b_type, auto a_k, auto b_k) {
+        launch_shared(matmul_tensorcore_kernel<decltype(a_type), decltype(b_type), a_k.value, b_k.value>, grid, 256, STAGES * (block_rows + BLOCK_N) * BLOCK_K_BYTES, to, a, b, s, e,
+                      scale, parts, a_aligned, b_aligned);
+    };
+    auto run_any_layout = [&](auto type) {
+        const std::true_type k;
+        const std::false_type mn;
+        if (a_has_k && b_has_k) run(type, type, k, k);
+        else if (a_has_k) run(type, type, k, mn);
+        else if (b_has_k) run(type, type, mn, k);
+        else run(type, type, mn, mn);
+    };
+    auto run_fp8 = [&](auto a_type) {
+        if (b.format == E4M3) run(a_type, e4m3(), std::true_type(), std::true_type());
+        else run(a_type, e5m2(), std::true_type(), std::true_type());
+    };
+    if (a.format == BF16) run_any_layout(bf16());
+    else if (a.format == FP16) run_any_layout(fp16());
+    else if (a.format == E4M3) run_fp8(e4m3());
+    else run_fp8(e5m2());
+    if (parts > 1) launch(add_parts_kernel<float>, chunks((size_t)s.M * s.N), BLOCK, c, (const float*)partial.data(), parts, s, e, scale);
 }
 #endif
 
 // ==== what the model calls ===========================================================================================
 
-template <class T>
-void multiply(Output<T> c, Operand a, Operand b, Sizes s, const float* bias, bool accumulate) {
+// c = a b, and the epilogue
+inline void matmul(Output c, Operand a, Operand b, Sizes s, Epilogue e = {}) {
     ENSURE(s.M > 0 && s.N > 0 && s.K > 0 && s.outer > 0 && s.inner > 0, "M=%d N=%d K=%d outer=%d inner=%d", s.M, s.N, s.K, s.outer, s.inner);
-#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
-    matmul_tiled(c, a, b, s, bias, accumulate);
+    ENSURE(!e.kept || !(e.residual || e.accumulate), "a GELU is the last step of a product: nothing is added to it");
+#if defined(ON_CPU)
+    matmul_onednn(c, a, b, s, e);
 #else
-    matmul_onednn(c, a, b, s, bias, accumulate);
+    if (fits_tensorcore(a, b, capability())) matmul_tensorcore(c, a, b, s, e, parts_for(s));
+    else matmul_tiled(c, a, b, s, e);
 #endif
 }
-
-// c = a b [+ bias]
-template <class T>
-void matmul(Output<T> c, Operand a, Operand b, Sizes s, const float* bias = nullptr) {
-    multiply(c, a, b, s, bias, false);
-}
 // c += a b, for weight gradients: c is FP32
-inline void matmul_add(Output<float> c, Operand a, Operand b, Sizes s) { multiply(c, a, b, s, (const float*)nullptr, true); }
+inline void matmul_add(Output c, Operand a, Operand b, Sizes s) {
+    Epilogue e;
+    e.accumulate = true;
+    matmul(c, a, b, s, e);
+}
 
 // The machine, its matrix products, and which formats they read natively.
 inline std::string describe_machine() {
-#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
-    return machine_name() + "; products by a plain tiled kernel with FP32 arithmetic";
-#else
+#if defined(ON_CPU)
     return machine_name() + "; products by " + OneDnn::version() +
         (OneDnn::native_bf16() ? ": BF16 natively, FP8 decoded to BF16 (exact), FP16 decoded to FP32"
                                : ": this processor has no BF16 dot product: all formats decoded to FP32");
+#else
+    const int c = capability();
+    return machine_name() + "; products by our kernels: " +
+        (c < 75       ? "no tensor cores that they know: FP32 arithmetic in all formats"
+             : c < 80 ? "FP16 on tensor cores, FP8 decoded to FP16 (exact: as fast as FP16 at most), BF16 with FP32 arithmetic (slow)"
+             : c < 89 ? "BF16 and FP16 on tensor cores, FP8 decoded to FP16 (exact: as fast as FP16 at most)"
+             : c >= 90 && c < 120 ? "BF16 and FP16 on tensor cores; FP8 too, but this GPU makes mma.sync's FP8 of FP16 instructions: no faster than BF16"
+                                  : "BF16, FP16 and FP8 on tensor cores") + "; FP32 with FP32 arithmetic";
 #endif
 }

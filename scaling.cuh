@@ -12,6 +12,7 @@
 //          Statistics are integers, so that neither threads nor the order of micro-batches can change a decision.
 // Tests    tests/test_scaling.cu     Times  bench.cu, bench_quantise
 #pragma once
+#include "pack.cuh"
 #include "recipes.cuh"
 
 // ==== which power of two =============================================================================================
@@ -80,9 +81,13 @@ __device__ inline void publish(CastStats* total, CastStats s) {
 // amax, NaN and Inf of x. One block per CHUNK elements; reads x once.
 template <class T>
 __global__ void measure_kernel(CastStats* stats, const T* x, size_t n) {
+    constexpr int N = PACK<T>;
     CastStats s = {};
-    Chunk chunk(n);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) count_value(s, to_float(x[i]));
+    PackChunk<N> chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
+        const Pack<T> x_i = load_pack<N>(x, i, chunk.end); // what is past the end is a 0, which changes no count
+        for (int j = 0; j < N; j++) count_value(s, to_float(x_i[j]));
+    }
     publish(stats, s);
 }
 
@@ -91,27 +96,94 @@ void measure(CastStats* stats, Tensor<T> x) {
     launch(measure_kernel<T>, chunks(x.size()), BLOCK, stats, (const T*)x.data, x.size());
 }
 
-// q = saturate_to<Q>(x * scale), counting what it sees. One block per CHUNK elements; reads x once, writes q once.
-template <class T, class Q>
-__global__ void quantise_kernel(Q* q, CastStats* stats, const T* x, float scale, float largest, size_t n) {
+// ==== codes, and codes transposed ====================================================================================
+
+// saturate_to<Q>(value * scale), counted.
+template <class Q>
+__device__ inline Q code_of(CastStats& s, float value, float scale) {
+    const float scaled = value * scale, largest = decode<Q>(Layout<Q>::max_finite);
+    count_value(s, value);
+    s.saturated += (fabsf(scaled) > largest) & (fabsf(value) < HUGE_VALF) ? 1u : 0u;
+    return saturate_to<Q>(scaled);
+}
+
+// A block turns a tile of 128 rows and 32 columns of codes: codes_at(s, i, end) gives N neighbours in a row, which ends at
+// element `end`, and counts in s, which is returned. In shared memory a column lies in 33 words of 4 codes, so that neither
+// the lanes that write N columns next to each other nor the 32 that read along one column meet in a bank.
+constexpr int TURN_ROWS = 128, TURN_COLUMNS = 32, TURN_PACK = WARP == 1 ? 1 : 4;
+inline dim3 turn_blocks(int rows, int cols) { return dim3(ceil_div(cols, TURN_COLUMNS), ceil_div(rows, TURN_ROWS)); }
+
+template <int N, class Q, class F>
+__device__ CastStats turn_tile(Q* qt, int rows, int cols, F codes_at) {
+    __shared__ Pack<Q, TURN_PACK> tile[TURN_COLUMNS][TURN_ROWS / TURN_PACK + 1];
+    const int row = blockIdx.y * TURN_ROWS, col = blockIdx.x * TURN_COLUMNS;
     CastStats s = {};
-    Chunk chunk(n);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) {
-        float value = to_float(x[i]), scaled = value * scale;
-        q[i] = saturate_to<Q>(scaled);
-        count_value(s, value);
-        s.saturated += (fabsf(scaled) > largest) & (fabsf(value) < HUGE_VALF) ? 1u : 0u;
+    for (int e = threadIdx.x * N; e < TURN_ROWS * TURN_COLUMNS; e += BLOCK * N) {
+        const int r = e / TURN_COLUMNS, c = e % TURN_COLUMNS;
+        if (row + r >= rows || col + c >= cols) continue;
+        const Pack<Q, N> codes = codes_at(s, (size_t)(row + r) * cols + col + c, (size_t)(row + r + 1) * cols);
+        for (int j = 0; j < N; j++) tile[c + j][r / TURN_PACK][r % TURN_PACK] = codes[j];
     }
+    __syncthreads(); // the tile is written by all before any thread reads it
+    for (int e = threadIdx.x * TURN_PACK; e < TURN_ROWS * TURN_COLUMNS; e += BLOCK * TURN_PACK) {
+        const int c = e / TURN_ROWS, r = e % TURN_ROWS;
+        if (row + r < rows && col + c < cols) store_pack(qt + (size_t)(col + c) * rows, row + r, rows, tile[c][r / TURN_PACK]);
+    }
+    return s;
+}
+
+// q (rows, cols) and, unless it is null, qt (cols, rows) = the codes of a matrix that values_at(i, end) loads or computes,
+// N neighbours at a time. One block per CHUNK elements, or per tile; q and qt are written once.
+template <int N, class Q, class F>
+__device__ inline void quantise_each(Q* q, Q* qt, CastStats* stats, float scale, int rows, int cols, F values_at) {
+    auto codes_at = [=](CastStats& s, size_t i, size_t end) {
+        const auto x_i = values_at(i, end); // 0 past the end, which changes no count
+        Pack<Q, N> q_i;
+        for (int j = 0; j < N; j++) q_i[j] = code_of<Q>(s, to_float(x_i[j]), scale);
+        store_pack(q, i, end, q_i);
+        return q_i;
+    };
+    if (qt) return publish(stats, turn_tile<N>(qt, rows, cols, codes_at));
+    CastStats s = {};
+    PackChunk<N> chunk((size_t)rows * cols);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) codes_at(s, i, chunk.end);
     publish(stats, s);
+}
+// The grid that quantise_each wants.
+inline dim3 quantise_blocks(const void* qt, int rows, int cols) { return qt ? turn_blocks(rows, cols) : chunks((size_t)rows * cols); }
+
+template <class T, class Q>
+__global__ void quantise_kernel(Q* q, Q* qt, CastStats* stats, const T* x, float scale, int rows, int cols) {
+    quantise_each<PACK<T>>(q, qt, stats, scale, rows, cols, [=](size_t i, size_t end) { return load_pack<PACK<T>>(x, i, end); });
+}
+
+// body(Q()) for the type Q of an FP8 format.
+template <class F>
+void with_fp8(Format f, F body) {
+    ENSURE(is_fp8(f), "cannot quantise to %s", name_of(f));
+    if (f == E4M3) body(e4m3());
+    else body(e5m2());
 }
 
 // q (rows, cols) in E4M3 or E5M2 = x (rows, cols) * 2^k, rounded to nearest-even, saturating; *stats += what was seen.
+// qt (cols, rows), unless it is null: the same codes transposed. Reads x once.
 template <class T>
-void quantise(void* q, Format f, int k, CastStats* stats, Tensor<T> x) {
-    ENSURE(is_fp8(f), "cannot quantise to %s", name_of(f));
-    const float scale = std::ldexp(1.0f, k), largest = largest_of(f);
-    if (f == E4M3) launch(quantise_kernel<T, e4m3>, chunks(x.size()), BLOCK, (e4m3*)q, stats, (const T*)x.data, scale, largest, x.size());
-    else launch(quantise_kernel<T, e5m2>, chunks(x.size()), BLOCK, (e5m2*)q, stats, (const T*)x.data, scale, largest, x.size());
+void quantise(void* q, Format f, int k, CastStats* stats, Tensor<T> x, void* qt = nullptr) {
+    with_fp8(f, [&](auto zero) {
+        using Q = decltype(zero);
+        launch(quantise_kernel<T, Q>, quantise_blocks(qt, x.rows, x.cols), BLOCK, (Q*)q, (Q*)qt, stats, (const T*)x.data, std::ldexp(1.0f, k), x.rows, x.cols);
+    });
+}
+
+template <class Q>
+__global__ void transpose_codes_kernel(Q* qt, const Q* q, int rows, int cols) {
+    constexpr int N = PACK<Q>;
+    turn_tile<N>(qt, rows, cols, [=](CastStats&, size_t i, size_t end) { return load_pack<N>(q, i, end); });
+}
+
+// qt (cols, rows) = q (rows, cols) transposed: bytes, whatever their format.
+inline void transpose_codes(void* qt, const void* q, int rows, int cols) {
+    launch(transpose_codes_kernel<uint8_t>, turn_blocks(rows, cols), BLOCK, (uint8_t*)qt, (const uint8_t*)q, rows, cols);
 }
 
 // ==== an operand that is cast at every step ==========================================================================

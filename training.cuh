@@ -48,7 +48,7 @@ StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens&
 
     // 2. Is everything finite? The FP32 gradients, and what the saturating FP8 casts saw. If not, nothing moves: no
     //    weight, no moment, no t, no learning rate, no average, no FP8 scale; only the loss scale is halved.
-    const std::vector<CastStats> casts = take_cast_stats(gpt);
+    const std::vector<CastStats>& casts = take_cast_stats(gpt);
     unsigned nonfinite = 0;
     for (const CastStats& s : casts) nonfinite += s.nan + s.inf, r.saturated += s.saturated;
     r.norm = global_norm((float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale.value, (float*)gpt.partial.data());
@@ -107,7 +107,7 @@ std::vector<std::vector<float>> next_logits(GPT<T>& gpt, const std::vector<std::
     }
     gpt_forward(gpt, gpt.upload(x, x, B, context), Pass::evaluate);
     std::vector<std::vector<float>> logits(B, std::vector<float>(V));
-    for (int b = 0; b < B; b++) copy_to_host(logits[b].data(), gpt.now[0].logits.data + (size_t)last[b] * V, V);
+    for (int b = 0; b < B; b++) copy_to_host(logits[b].data(), gpt.now[0].logits.data + (size_t)last[b] * gpt.now[0].logits.cols, V);
     return logits;
 }
 

@@ -1,7 +1,8 @@
 #!/bin/sh
 # setup.sh -- what this project needs beyond make: look for it, install what is missing, say what was done.
 #
-#   C++17 compiler with OpenMP   oneDNN (matrix products on a CPU)   doctest (tests)   stb (PNG)   nlohmann json   CLI11
+#   C++17 compiler with OpenMP   oneDNN (matrix products on a CPU)   Boost.Context (the simulated GPU)   doctest (tests)
+#   stb (PNG)   nlohmann json   CLI11
 #
 # Usage    sh scripts/setup.sh          no options and no questions; `make train` and `make test` run it first
 # Env      CXX   the compiler that must find the headers (default: g++, else clang++)
@@ -33,10 +34,10 @@ brew_includes() {
     done
 }
 
-# Prints the names of what is missing, from: compiler openmp onednn doctest stb json cli11.
+# Prints the names of what is missing, from: compiler openmp onednn boost doctest stb json cli11.
 missing() {
     cxx=$(compiler)
-    if [ -z "$cxx" ]; then echo compiler openmp onednn doctest stb json cli11; return; fi
+    if [ -z "$cxx" ]; then echo compiler openmp onednn boost doctest stb json cli11; return; fi
     # shellcheck disable=SC2046,SC2086 # words are meant to split
     $cxx -std=c++17 -E -P -x c++ ${CPPFLAGS-} $(brew_includes) - 2>/dev/null <<'CODE' || echo compiler
 #if !__has_include(<filesystem>)
@@ -47,6 +48,9 @@ openmp
 #endif
 #if !__has_include(<oneapi/dnnl/dnnl.hpp>) && !__has_include(<dnnl.hpp>)
 onednn
+#endif
+#if !__has_include(<boost/context/detail/fcontext.hpp>)
+boost
 #endif
 #if !__has_include(<doctest/doctest.h>) && !__has_include(<doctest.h>)
 doctest
@@ -70,6 +74,7 @@ package() {
         apt:compiler) case ${CXX-} in *clang*) echo clang ;; *) echo g++ ;; esac ;;
         apt:openmp)   case ${CXX-$(compiler)} in *clang*) echo libomp-dev ;; *) echo g++ ;; esac ;;
         apt:onednn)   echo libdnnl-dev ;;
+        apt:boost)    echo libboost-context-dev ;;
         apt:doctest)  echo doctest-dev ;;
         apt:stb)      echo libstb-dev ;;
         apt:json)     echo nlohmann-json3-dev ;;
@@ -78,6 +83,7 @@ package() {
         dnf:compiler) case ${CXX-} in *clang*) echo clang ;; *) echo gcc-c++ ;; esac ;;
         dnf:openmp)   case ${CXX-$(compiler)} in *clang*) echo libomp-devel ;; *) echo gcc-c++ ;; esac ;;
         dnf:onednn)   echo onednn-devel ;;
+        dnf:boost)    echo boost-devel boost-context ;;
         dnf:doctest)  echo doctest-devel ;;
         dnf:stb)      echo stb_image-devel stb_image_write-devel ;;
         dnf:json)     echo json-devel ;;
@@ -85,6 +91,7 @@ package() {
 
         brew:openmp)  echo libomp ;;
         brew:onednn)  echo onednn ;;
+        brew:boost)   echo boost ;;
         brew:doctest) echo doctest ;;
         brew:json)    echo nlohmann-json ;;
         brew:cli11)   echo cli11 ;;
@@ -183,4 +190,4 @@ if [ -n "$things" ]; then
     things=$(words $(missing))
     [ -z "$things" ] || stop "installed, but ${CXX:-$(compiler)} still does not find: $things"
 fi
-say "all there: $(compiler), OpenMP, oneDNN, doctest, stb, json, CLI11; $(cuda)"
+say "all there: $(compiler), OpenMP, oneDNN, Boost.Context, doctest, stb, json, CLI11; $(cuda)"

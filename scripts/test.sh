@@ -1,5 +1,6 @@
 #!/bin/sh
-# test.sh -- `make test`: every test on the CPU, and that the CUDA build compiles; ends with 'N passed, N failed'.
+# test.sh -- `make test`: every test on the CPU and on the simulated GPU, there once more with its accesses checked for races,
+#            and that the CUDA build compiles; ends with 'N passed, N failed'.
 #
 # Usage    sh scripts/test.sh ["make and its options"]
 # Status   0 when nothing failed
@@ -19,14 +20,20 @@ add() {
 }
 
 mkdir -p build
-if $make MACHINE=cpu programs; then
-    OMP_WAIT_POLICY=passive FEWBITS_PROGRAM=build/cpu/train_gpt build/cpu/run_tests >build/cpu/tests.log 2>&1
-    cat build/cpu/tests.log
-    add build/cpu/tests.log
-else
-    echo "the CPU build failed"
-    failed=$((failed + 1))
-fi
+# tests_on MACHINE WHAT-TO-MAKE: builds its tests and runs them.
+tests_on() {
+    if $make MACHINE=$1 $2; then
+        OMP_WAIT_POLICY=passive FEWBITS_PROGRAM=build/$1/train_gpt build/$1/run_tests >build/$1/tests.log 2>&1
+        cat build/$1/tests.log
+        add build/$1/tests.log
+    else
+        echo "the build for MACHINE=$1 failed"
+        failed=$((failed + 1))
+    fi
+}
+tests_on cpu programs
+tests_on sim programs
+tests_on sim-racecheck build/sim-racecheck/run_tests # as `make racecheck`
 
 # compiles WHAT make-arguments: one more passed or failed.
 compiles() {

@@ -44,6 +44,11 @@ struct Weights {
     }
 };
 
+template <class T>
+std::string bytes_of(const Owned<T>& x) {
+    std::vector<T> stored = x.stored();
+    return std::string((const char*)stored.data(), stored.size() * sizeof(T));
+}
 AdamW options(float lr, float weight_decay = 0, float beta1 = 0.9f, float beta2 = 0.999f) {
     AdamW a;
     a.lr = lr, a.beta1 = beta1, a.beta2 = beta2, a.weight_decay = weight_decay;
@@ -248,6 +253,58 @@ TEST_CASE("an operand is the copy, its format and its exponent") {
     CHECK(o.k == w.parameter().k);
     CHECK(o.row == 3);
     CHECK(o.col == 1);
+}
+
+// Two passes by definition: AdamW as an FP32 weight does it, then the exact exponent, then the cast.
+TEST_CASE("FP8 weights in one pass are what two passes give, bit by bit, while the amax crosses binades both ways") {
+    for (Format f : {E4M3, E5M2})
+        for (auto [rows, cols] : {std::pair(1, 1), {7, 5}, {33, 31}, {129, 20}, {257, 257}}) {
+            const int n = rows * cols;
+            INFO(name_of(f));
+            CAPTURE(n);
+            std::vector<float> w0 = normals(n, 1, 0.02f);
+            w0[n / 2] = 0.4f; // the amax, which moves by about lr / 2 in each step, the others by much less: eps is 1
+            Weights one(f, rows, cols, w0), two(FP32, rows, cols, w0);
+            Owned<uint8_t> turned(cols, rows), want(rows, cols), want_turned(cols, rows);
+            one.parameter().low_t = turned.view().data;
+            one.round();
+            int up = 0, down = 0, same = 0;
+            for (int t = 1; t <= 12; t++) {
+                std::vector<float> grad = normals(n, 100 + t, 1e-3f);
+                grad[n / 2] = t <= 6 ? -1 : 1; // grow, then shrink
+                one.grad.set(grad), two.grad.set(grad);
+                AdamW a = options(t == 3 || t == 9 ? 0 : 0.4f, 0.01f, 0, 0.9f); // two steps in which nothing moves
+                a.eps = 1, a.set_step(t);
+                const int before = one.parameter().k;
+                one.update(a), two.update(a);
+                CHECK((bytes_of(one.master) == bytes_of(two.master)));
+                CHECK((bytes_of(one.m) + bytes_of(one.v) == bytes_of(two.m) + bytes_of(two.v)));
+
+                Owned<CastStats> stats(1, 1);
+                const int k = scale_exponent(f, two.seen().amax());
+                quantise(want.view().data, f, k, stats.view().data, two.master.view(), want_turned.view().data);
+                CHECK(one.parameter().k == k);
+                std::vector<uint8_t> got(n);
+                copy_to_host(got.data(), (const uint8_t*)one.low.data(), n);
+                CHECK((got == want.stored()));
+                CHECK((turned.stored() == want_turned.stored()));
+                const CastStats seen = one.seen(), exact = stats.stored()[0];
+                CHECK(memcmp(&seen, &exact, sizeof seen) == 0); // a wrong guess leaves no trace
+                up += k<before, down += k> before, same += k == before;
+            }
+            CHECK(up > 0);
+            CHECK(down > 0);
+            CHECK(same > 0);
+        }
+}
+
+TEST_CASE("rounding all weights writes their transposed codes too") {
+    Weights w(E4M3, 33, 20, normals(660, 1, 0.02f));
+    Owned<uint8_t> turned(20, 33), want(20, 33);
+    w.parameter().low_t = turned.view().data;
+    w.round();
+    transpose_codes(want.view().data, w.parameter().low, 33, 20);
+    CHECK((turned.stored() == want.stored()));
 }
 
 // ==== known bugs =====================================================================================================

@@ -9,7 +9,7 @@ double product_error(int n) { return gamma_fp32(2 * n); }
 
 // The library generates a product for a shape and a number of threads, and keeps it: forget them all.
 void forget_products() {
-#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+#if defined(ON_CPU)
     OneDnn::library() = OneDnn();
 #endif
 }

@@ -178,6 +178,43 @@ TEST_CASE_TEMPLATE("crossentropy: without dlogits the losses are the same bytes,
     CHECK((bytes(data.dlogits) != untouched));
 }
 
+TEST_CASE_TEMPLATE("crossentropy: padding columns change nothing, whatever they hold, and get dlogits of 0; in place gives the same bytes", T, float, bf16, fp16) {
+    for (int rows : {1, 3, 17})
+        for (int V : {1, 7, 31, 33, 64, 257, 1000})
+            for (int padding : {0, 1, 3, 50}) {
+                CAPTURE(rows);
+                CAPTURE(V);
+                CAPTURE(padding);
+                const int cols = V + padding;
+                const std::vector<float> values = normals((size_t)rows * V, 1, 3);
+                Data<T> plain(rows, V, values, draw_targets(rows, V));
+                plain.run(0.3f);
+                std::vector<float> padded((size_t)rows * cols, 1000); // more than any logit, and an Inf or a NaN
+                for (int r = 0; r < rows; r++) {
+                    std::copy(&values[(size_t)r * V], &values[(size_t)r * V] + V, &padded[(size_t)r * cols]);
+                    if (padding) padded[(size_t)r * cols + V] = r % 2 ? NAN : INFINITY;
+                }
+                Data<T> data(rows, cols, padded, draw_targets(rows, V));
+                const int* target = (const int*)data.target_memory.data();
+                crossentropy<T>(data.loss, data.dlogits, data.logits, target, 0.3f, V);
+                CHECK((bytes(data.loss) == bytes(plain.loss)));
+                const auto got = data.dlogits.stored(), want = plain.dlogits.stored();
+                int wrong = 0;
+                for (int r = 0; r < rows; r++)
+                    for (int v = 0; v < cols; v++)
+                        wrong += to_float(got[(size_t)r * cols + v]) != (v < V ? to_float(want[(size_t)r * V + v]) : 0);
+                CHECK(wrong == 0);
+
+                T* in_place = (T*)data.logits.view().data;
+                crossentropy<T>(data.loss, {in_place, rows, cols}, data.logits, target, 0.3f, V);
+                CHECK((bytes(data.loss) == bytes(plain.loss)));
+                wrong = 0;
+                for (int r = 0; r < rows; r++)
+                    wrong += bytes_at((float*)in_place + (size_t)r * cols, cols * sizeof(T)) != bytes_at(data.dlogits.view().data + (size_t)r * cols, cols * sizeof(T));
+                CHECK(wrong == 0);
+            }
+}
+
 TEST_CASE_TEMPLATE("crossentropy: a loss scale of 65536 multiplies every gradient exactly", T, float, bf16, fp16) {
     const int rows = 17, V = 257;
     Data<T> one(rows, V, normals(rows * V, 1), draw_targets(rows, V)), scaled(rows, V, normals(rows * V, 1), draw_targets(rows, V));
@@ -225,5 +262,6 @@ TEST_CASE("crossentropy: shapes that disagree are refused, with their values") {
     Owned<float> four(4, 1), other(5, 8);
     const int* target = (const int*)data.target_memory.data();
     CHECK_THROWS_WITH_AS(crossentropy<float>(four, data.dlogits, data.logits, target, 1), doctest::Contains("4 losses for 5 rows"), Error);
+    CHECK_THROWS_WITH_AS(crossentropy<float>(data.loss, data.dlogits, data.logits, target, 1, 8), doctest::Contains("a vocabulary of 8 in 7 columns"), Error);
     CHECK_THROWS_WITH_AS(crossentropy<float>(data.loss, other, data.logits, target, 1), doctest::Contains("dlogits has 40 elements, logits 35"), Error);
 }

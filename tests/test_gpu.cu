@@ -376,7 +376,7 @@ TEST_CASE("the machine has a name") {
     std::string name = machine_name();
     CHECK(name.find('\n') == std::string::npos);
     CHECK(name.size() > 3);
-#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+#if defined(ON_CPU)
     CHECK(name == format("CPU, %d thread%s", omp_get_max_threads(), omp_get_max_threads() == 1 ? "" : "s"));
 #endif
 }

@@ -142,6 +142,36 @@ TEST_CASE_TEMPLATE("layernorm: dx, dgamma and dbeta are the derivative, added to
     for_each_size([](int rows, int C) { Data<T>(rows, C).check_backward(); });
 }
 
+TEST_CASE_TEMPLATE("layernorm: with codes it is layernorm, then quantise, bit by bit", T, float, bf16, fp16) {
+    for (int rows : {1, 3, 17})
+        for (int C : {1, 5, 20, 33, 257, 1000}) {
+            CAPTURE(rows);
+            CAPTURE(C);
+            Data<T> d(rows, C);
+            if (rows > 1) {
+                auto values = normals((size_t)rows * C, 5, 2);
+                values[C / 2] = NAN; // a row of NaN
+                d.x.set(values);
+            }
+            Owned<T> y2(rows, C);
+            Owned<float> mean2(rows, 1), rstd2(rows, 1);
+            for (Format f : {E4M3, E5M2})
+                for (bool y_wanted : {false, true}) {
+                    Owned<uint8_t> q(rows, C), q2(rows, C);
+                    Owned<CastStats> stats(1, 1), stats2(1, 1);
+                    layernorm_forward<T>(d.y, d.mean, d.rstd, d.x, d.w.view());
+                    quantise<T>(q.view().data, f, 7, stats.view().data, d.y); // 2^7: some saturate
+                    y2.set(std::vector<float>((size_t)rows * C));
+                    layernorm_forward<T>(y_wanted ? y2.view() : Tensor<T>(), mean2, rstd2, d.x, d.w.view(), q2.view().data, f, 7, stats2.view().data);
+                    CHECK((bytes(q) == bytes(q2)));
+                    CHECK((bytes(stats) == bytes(stats2)));
+                    CHECK((bytes(d.mean) == bytes(mean2)));
+                    CHECK((bytes(d.rstd) == bytes(rstd2)));
+                    if (y_wanted) CHECK((bytes(d.y) == bytes(y2)));
+                }
+        }
+}
+
 TEST_CASE("layernorm: dx, dgamma and dbeta are the slopes of the formula, by finite differences") {
     for (int C : {1, 3, 17}) {
         CAPTURE(C);
@@ -308,6 +338,7 @@ TEST_CASE("layernorm: shapes that disagree are refused, with their values") {
     auto contains = [](const char* text) { return doctest::Contains(text); };
     CHECK_THROWS_WITH_AS(layernorm_forward<float>(other, d.mean, d.rstd, d.x, w), contains("y is (5,8), x is (5,7)"), Error);
     CHECK_THROWS_WITH_AS(layernorm_forward<float>(d.y, d.mean, d.rstd, d.x, w8.view()), contains("gamma has 8 channels, x has 7"), Error);
+    CHECK_THROWS_WITH_AS(layernorm_forward<float>(Tensor<float>(), d.mean, d.rstd, d.x, w), contains("neither y nor its codes"), Error);
     CHECK_THROWS_WITH_AS(layernorm_forward<float>(d.y, few, d.rstd, d.x, w), contains("4 means and 5 rstds for 5 rows"), Error);
     CHECK_THROWS_WITH_AS(layernorm_backward<float>(other, w, d.dy, d.x, d.mean, d.rstd, d.partial), contains("dx is (5,8), x is (5,7)"), Error);
     CHECK_THROWS_WITH_AS(layernorm_backward<float>(d.dx, w, other, d.x, d.mean, d.rstd, d.partial), contains("dy is (5,8), x is (5,7)"), Error);

@@ -5,29 +5,33 @@
 
 namespace {
 
-// The textbook kernel, and what the model calls: on a CPU that is oneDNN, with BF16 products and without.
-enum class Engine { tiled,
+// Each rung of the ladder by itself, and what the model calls: on a CPU that is oneDNN, with BF16 products and without.
+enum class Engine { naive,
+                    tiled,
+                    tensorcore,         // where it fits
+                    tensorcore_in_parts, // K split in three
                     model,
                     model_without_bf16 };
-#if defined(__CUDACC__) || defined(FEWBITS_SIMULATOR)
-const std::vector<Engine> ENGINES = {Engine::model};
+#if defined(ON_CPU)
+const std::vector<Engine> ENGINES = {Engine::naive, Engine::tiled, Engine::model, Engine::model_without_bf16};
 #else
-const std::vector<Engine> ENGINES = {Engine::tiled, Engine::model, Engine::model_without_bf16};
+const std::vector<Engine> ENGINES = {Engine::naive, Engine::tiled, Engine::tensorcore, Engine::tensorcore_in_parts, Engine::model};
 #endif
 const char* name_of(Engine e) {
-    static const char* names[] = {"tiled", "model", "model without BF16 products"};
+    static const char* names[] = {"naive", "tiled", "tensor cores", "tensor cores, K in 3 parts", "model", "model without BF16 products"};
     return names[(int)e];
 }
 
-template <class T>
-void multiply_by(Engine e, Output<T> c, Operand a, Operand b, Sizes s, const float* bias = nullptr, bool accumulate = false) {
-    if (e == Engine::tiled) return matmul_tiled(c, a, b, s, bias, accumulate);
-#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
-    OneDnn::allow_native_bf16(e == Engine::model);
-#endif
-    multiply(c, a, b, s, bias, accumulate);
-#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+void multiply_by(Engine engine, Output c, Operand a, Operand b, Sizes s, Epilogue e = {}) {
+    if (engine == Engine::naive) return matmul_naive(c, a, b, s, e);
+    if (engine == Engine::tiled) return matmul_tiled(c, a, b, s, e);
+#if defined(ON_CPU)
+    OneDnn::allow_native_bf16(engine == Engine::model);
+    matmul(c, a, b, s, e);
     OneDnn::allow_native_bf16(true);
+#else
+    if (engine == Engine::model || !fits_tensorcore(a, b, capability())) return matmul(c, a, b, s, e);
+    matmul_tensorcore(c, a, b, s, e, engine == Engine::tensorcore || s.outer * s.inner > 1 ? 1 : 3);
 #endif
 }
 
@@ -90,17 +94,19 @@ template <class T>
 struct Target {
     Owned<T> memory;
     std::vector<double> before;
-    Output<T> c;
-    Target(size_t elements, size_t first, int64_t row, int64_t outer, int64_t inner)
-        : memory(1, (int)elements, normals(elements, 99)), before(memory.get()), c{memory.view().data + first, row, outer, inner} {}
-    explicit Target(Sizes s) : Target(7 + (size_t)s.M * (s.N + 3) + 9, 7, s.N + 3, 0, 0) {}
+    Output c;
+    Target(size_t elements, size_t first, int64_t row, int64_t outer, int64_t inner, uint32_t seed = 99)
+        : memory(1, (int)elements, normals(elements, seed)), before(memory.get()), c{memory.view().data + first, format_of<T>, row, outer, inner} {}
+    explicit Target(Sizes s, uint32_t seed = 99) : Target(7 + (size_t)s.M * (s.N + 3) + 9, 7, s.N + 3, 0, 0, seed) {}
+    // On a CPU a GELU and a residual want dense matrices.
+    static Target dense(Sizes s, uint32_t seed) { return Target(7 + (size_t)s.M * s.N + 9, 7, s.N, 0, 0, seed); }
 
     // K products and their sum round K times (in whatever order; an exact product does not), adding a bias and what was
-    // there once more each, all in FP32; then one rounding to T. Everything else in the buffer is as it was.
-    void expect(const std::string& what, const Expected& e, Sizes s, const std::vector<double>& bias = {}, bool accumulate = false) const {
+    // there, or in `added`, once more each, all in FP32; then one rounding to T. All else in the buffer is as it was.
+    void expect(const std::string& what, const Expected& e, Sizes s, const std::vector<double>& bias = {}, const std::vector<double>& added = {}) const {
         std::vector<double> after = memory.get(), untouched = before;
-        const size_t first = c.data - memory.view().data;
-        const double gamma = gamma_fp32(s.K + !bias.empty() + accumulate);
+        const size_t first = (T*)c.data - memory.view().data;
+        const double gamma = gamma_fp32(s.K + !bias.empty() + !added.empty());
         Worst worst;
         size_t at = 0;
         for (int o = 0; o < s.outer; o++)
@@ -108,7 +114,7 @@ struct Target {
                 for (int m = 0; m < s.M; m++)
                     for (int n = 0; n < s.N; n++, at++) {
                         size_t place = first + o * c.outer + i * c.inner + m * c.row + n;
-                        double b = bias.empty() ? 0 : bias[n], old = accumulate ? before[place] : 0, want = e.sum[at] + b + old;
+                        double b = bias.empty() ? 0 : bias[n], old = added.empty() ? 0 : added[place], want = e.sum[at] + b + old;
                         double off = gamma * (e.magnitude[at] + std::fabs(b) + std::fabs(old));
                         worst.see(at, after[place], want, off + rounding_error<T>(std::fabs(want) + off));
                         untouched[place] = after[place];
@@ -117,6 +123,21 @@ struct Target {
         INFO("M=", s.M, " N=", s.N, " K=", s.K, " batches=", s.outer, "x", s.inner, ": ", worst.text());
         CHECK(worst.ratio <= 1);
         CHECK((after == untouched));
+    }
+
+    // c = gelu(x), x the numbers that were kept: test_gelu.cu counts its roundings.
+    void expect_gelu_of(const std::vector<double>& x, const std::string& what, Sizes s) const {
+        const std::vector<double> after = memory.get();
+        Worst worst;
+        for (size_t i = 7; i < 7 + (size_t)s.M * s.N; i++) {
+            const double z = 2 * std::sqrt(2 / M_PI) * (x[i] + 0.044715 * x[i] * x[i] * x[i]), sigmoid = 1 / (1 + std::exp(-z));
+            const double exp_error = std::expm1(gamma_fp32(7) * std::fabs(z)) + 4 * 0x1p-24; // of e^-z, relative
+            const double sigmoid_error = std::fabs(z) > 80 ? 0x1p-24 : sigmoid * ((1 - sigmoid) * exp_error / (1 - exp_error) + gamma_fp32(2)) + 0x1p-126;
+            const double off = std::fabs(x[i]) * (sigmoid_error + 0x1p-24 * (sigmoid + sigmoid_error));
+            worst.see(i, after[i], x[i] * sigmoid, off + rounding_error<T>(std::fabs(x[i] * sigmoid) + off));
+        }
+        INFO(what, " -> gelu in ", name_of(format_of<T>), ": ", worst.text());
+        CHECK(worst.ratio <= 1);
     }
 };
 std::string text(Engine e, Format a, Format b) {
@@ -138,13 +159,22 @@ void check_product(const Source& a_source, Operand a, const Source& b_source, Op
             Target<T> plain(s), biased(s);
             multiply_by(engine, plain.c, a, b, s);
             plain.expect(what, e, s);
-            multiply_by(engine, biased.c, a, b, s, bias_data);
+            multiply_by(engine, biased.c, a, b, s, {bias_data});
             biased.expect(what + " + bias", e, s, bias.get());
+
+            Target<T> sum = Target<T>::dense(s, 1), residual = Target<T>::dense(s, 2);
+            multiply_by(engine, sum.c, a, b, s, {bias_data, nullptr, residual.c.data});
+            sum.expect(what + " + bias + residual", e, s, bias.get(), residual.before);
+
+            Target<T> kept = Target<T>::dense(s, 3), y = Target<T>::dense(s, 4);
+            multiply_by(engine, y.c, a, b, s, {bias_data, kept.c.data});
+            kept.expect(what + " + bias, kept", e, s, bias.get());
+            y.expect_gelu_of(kept.memory.get(), what, s);
         };
         check(float()), check(bf16()), check(fp16());
         Target<float> sum(s);
-        multiply_by(engine, sum.c, a, b, s, nullptr, true);
-        sum.expect(what + ", added", e, s, {}, true);
+        multiply_by(engine, sum.c, a, b, s, {nullptr, nullptr, nullptr, true});
+        sum.expect(what + ", added", e, s, {}, sum.before);
     }
 }
 
@@ -171,6 +201,78 @@ TEST_CASE("E5M2 x E4M3, as backward multiplies") { check_formats(E5M2, 12, E4M3,
 TEST_CASE("BF16 x E4M3") { check_formats(BF16, 0, E4M3, 4); }
 TEST_CASE("FP32 x BF16") { check_formats(FP32, 0, BF16, 0); }
 TEST_CASE("BF16 x BF16 with exponents") { check_formats(BF16, 7, BF16, -9); }
+
+#if !defined(ON_CPU)
+TEST_CASE("tensor cores around every edge of their tiles, K whole and in parts, as the three products of a Linear lie in memory") {
+    const int edges[] = {1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200}, n = 14;
+    for (Format f : {BF16, FP16, E4M3})
+        for (int i = 0; i < n; i++)
+            for (int product = 0; product < 3; product++) {
+                const bool a_turned = product == 2 && !is_fp8(f), b_turned = product == 0 || is_fp8(f); // y; dx; dw
+                const Sizes s = {edges[i], edges[(i + 5 + product) % n], edges[(i + 9 - product) % n]};
+                const Format a_format = is_fp8(f) && product ? E5M2 : f;
+                Source a(a_format, a_turned ? s.K : s.M, a_turned ? s.M : s.K, is_fp8(f) ? 3 : 0, i + 1), b(f, b_turned ? s.N : s.K, b_turned ? s.K : s.N, 0, i + 2);
+                const Operand a_read = a_turned ? a.operand().transposed() : a.operand(), b_read = b_turned ? b.operand().transposed() : b.operand();
+                REQUIRE(fits_tensorcore(a_read, b_read, capability()));
+                const Expected e = expected_product(a, a_read, b, b_read, s);
+                for (int parts : {1, 2, 5}) {
+                    Target<float> c(s);
+                    matmul_tensorcore(c.c, a_read, b_read, s, {}, parts);
+                    c.expect(std::string(name_of(a_format)) + " x " + name_of(f) + ", " + std::to_string(parts) + " parts", e, s);
+                }
+            }
+}
+#endif
+
+#if defined(FEWBITS_SIMULATOR)
+TEST_CASE("no bank conflicts in the inner loops of any format and layout") {
+    simulator::ldmatrix_banks.reset(), simulator::copy_banks.reset();
+    const Sizes s = {128, 128, 256};
+    for (Format f : {BF16, FP16, E4M3, E5M2})
+        for (int transposes = 0; transposes < (is_fp8(f) ? 1 : 4); transposes++) {
+            Source a(f, 256, 256, 0, 1), b(f, 256, 256, 0, 2);
+            Owned<float> c(s.M, s.N);
+            matmul_tensorcore(output(c.view()), transposes & 1 ? a.operand().transposed() : a.operand(), transposes & 2 ? b.operand() : b.operand().transposed(), s, {}, 1);
+        }
+    CHECK(simulator::ldmatrix_banks.accesses > 1000);
+    CHECK(simulator::copy_banks.accesses > 1000);
+    CHECK(simulator::ldmatrix_banks.conflicts == 0);
+    CHECK(simulator::copy_banks.conflicts == 0);
+}
+
+TEST_CASE("which GPU does which product with tensor cores") {
+    auto fits = [](Format a, Format b, int capability) {
+        const Operand x = {nullptr, a, 0, 64, 1, 0, 0}, y = {nullptr, b, 0, 1, 64, 0, 0};
+        return fits_tensorcore(x, y, capability);
+    };
+    for (int capability : {75, 80, 89, 90, 120}) {
+        CHECK(fits(FP16, FP16, capability));
+        CHECK(fits(E5M2, E4M3, capability));
+        CHECK(fits(BF16, BF16, capability) == (capability >= 80));
+        CHECK(!fits(FP32, FP32, capability));
+        CHECK(!fits(BF16, E4M3, capability));
+    }
+    const Operand x = {nullptr, E4M3, 0, 1, 64, 0, 0}; // k does not lie contiguous
+    CHECK(!fits_tensorcore(x, x, 90));
+    CHECK(!fits(FP16, FP16, 70));
+}
+
+TEST_CASE("older GPUs, whose products take other instructions, get the same numbers") {
+    const int before = simulator::capability();
+    for (int capability : {75, 80, 89}) {
+        simulator::capability() = capability;
+        for (Format f : {BF16, FP16, E4M3, E5M2}) {
+            const Sizes s = {33, 40, 96};
+            Source a(f, s.M, s.K, 0, 1), b(f, s.N, s.K, 0, 2);
+            const Operand b_read = b.operand().transposed();
+            Target<float> c(s);
+            matmul(c.c, a.operand(), b_read, s);
+            c.expect(format("capability %d, %s", capability, name_of(f)), expected_product(a, a.operand(), b, b_read, s), s);
+        }
+    }
+    simulator::capability() = before;
+}
+#endif
 
 TEST_CASE("whole numbers in FP8 are multiplied exactly, whatever the scales") {
     const Sizes s = {17, 33, 1000}; // 1000 products of at most 64 stay below 2^24
@@ -286,7 +388,7 @@ TEST_CASE("one thread and two, and one run after another, give the same bytes") 
                 int run = 0;
                 for (int threads : {1, 2, 2}) {
                     with_threads(threads, [&] {
-#if !defined(__CUDACC__) && !defined(FEWBITS_SIMULATOR)
+#if defined(ON_CPU)
                         if (run < 2) OneDnn::library() = OneDnn(); // what it has kept was made for another number of threads
 #endif
                         Owned<float> c(s.M, s.N);
@@ -307,7 +409,7 @@ TEST_CASE("a product without rows, columns, terms or batches is an error that na
     Owned<float> x(4, 4);
     for (Sizes s : {Sizes{0, 4, 4}, Sizes{4, 0, 4}, Sizes{4, 4, 0}, Sizes{4, 4, -1}, Sizes{4, 4, 4, 0, 1}, Sizes{4, 4, 4, 1, 0}}) {
         CHECK_THROWS_WITH_AS(matmul(output(x.view()), operand(x.view()), operand(x.view()), s),
-                             format("multiply: M=%d N=%d K=%d outer=%d inner=%d", s.M, s.N, s.K, s.outer, s.inner).c_str(), Error);
+                             format("matmul: M=%d N=%d K=%d outer=%d inner=%d", s.M, s.N, s.K, s.outer, s.inner).c_str(), Error);
         CHECK_THROWS_AS(matmul_add(output(x.view()), operand(x.view()), operand(x.view()), s), Error);
     }
 }

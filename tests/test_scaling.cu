@@ -253,6 +253,31 @@ TEST_CASE("known bug, only the last micro-batch counts: amaxes 10 and 1 make 10,
     }
 }
 
+TEST_CASE_TEMPLATE("with codes transposed: the same codes, the same statistics, and each code in its place", T, float, bf16, fp16) {
+    for (int rows : {1, 7, 31, 33, 127, 128, 129, 257})
+        for (int cols : {1, 5, 20, 31, 32, 33, 257}) {
+            CAPTURE(rows);
+            CAPTURE(cols);
+            const int n = rows * cols;
+            Owned<T> x(rows, cols, n < 20 ? normals(n, 3, 100) : awkward(n));
+            for (Format f : {E4M3, E5M2}) {
+                Owned<uint8_t> q(rows, cols), q2(rows, cols), qt(cols, rows), qt2(cols, rows);
+                Stats stats, stats2;
+                quantise(q.view().data, f, 4, stats.data(), x.view());
+                quantise(q2.view().data, f, 4, stats2.data(), x.view(), qt.view().data);
+                transpose_codes(qt2.view().data, q.view().data, rows, cols);
+                const std::vector<uint8_t> codes = q.stored(), turned = qt.stored();
+                int misplaced = 0;
+                for (int r = 0; r < rows; r++)
+                    for (int c = 0; c < cols; c++) misplaced += turned[c * rows + r] != codes[r * cols + c];
+                CHECK(misplaced == 0);
+                CHECK((q2.stored() == codes));
+                CHECK((qt2.stored() == turned));
+                CHECK(equal(stats.of(0), stats2.of(0)));
+            }
+        }
+}
+
 TEST_CASE("one thread and two give the same codes and the same statistics") {
     Owned<float> x(1, 10 * CHUNK + 5, awkward(10 * CHUNK + 5));
     std::vector<e4m3> q[2];

@@ -77,7 +77,7 @@ std::string state(const GPT<T>& gpt) {
     }
     for (const Parameter& p : gpt.parameters) all += format(" %d", p.k);
     for (const Block& b : gpt.blocks)
-        for (const Linear* l : {&b.qkv, &b.proj, &b.fc, &b.mlp}) all += format(" %d", l->w.k);
+        for (const Linear* l : {&b.qkv, &b.proj, &b.fc, &b.mlp}) all += format(" %d", l->w.by_row.k);
     return all;
 }
 void put_back(const Buffer& b, const std::string& bytes) {
@@ -203,7 +203,7 @@ TEST_CASE("training: an Inf that a saturating FP8 cast hides drops the step all 
         const StepResult r = check_dropped(met);
         CHECK(std::isfinite(r.loss));
         CHECK(std::isfinite(r.norm));
-        CHECK(first_nonfinite(met.gpt) == "activation h.0.ln_1");
+        CHECK(first_nonfinite(met.gpt) == "input of h.0.attn.c_attn");
         put_back(met.gpt.masters, masters);
         check_continues_as(met, clean);
 
@@ -468,7 +468,7 @@ TEST_CASE("training: next_logits are those of the last token of each text, whate
         gpt_forward(t.gpt, t.gpt.upload(x, x, 2, T), Pass::evaluate);
         for (int row : {0, 1}) {
             CHECK(logits[row].size() == (size_t)V);
-            CHECK(logits[row] == floats_at(t.gpt.now[0].logits.data + (row ? 2 * T - 1 : 2) * V, V));
+            CHECK(logits[row] == floats_at(t.gpt.now[0].logits.data + (row ? 2 * T - 1 : 2) * t.gpt.now[0].logits.cols, V));
         }
         CHECK(next_logits(t.gpt, {a, other}, T)[0] == logits[0]);
 
