@@ -5,7 +5,8 @@
 # make bench      every kernel and the whole step against the limits of this machine, measured in the same run
 # make cuda       the nvcc build                     make asan     the tests under ASan and UBSan, on the CPU
 # make sim        the GPU's code on a simulated GPU: build/sim/train_gpt and build/sim/run_tests
-# make racecheck  every test that has kernels, on it, with each pair of accesses to a word compared
+# make sim-train  a tiny model, trained on it          make racecheck  its tests, with all accesses checked for races
+# make check-long the above for every test, under ASan and with lanes in other orders: takes an hour
 # make format     clang-format                       make clean    remove what was built
 # MACHINE=cpu or MACHINE=cuda chooses for you. sh scripts/setup.sh installs what is missing.
 
@@ -67,13 +68,14 @@ COMPILE = $(CXX) -x c++ -std=c++17 $(OPTIMISE) $(WARNINGS) $(OPENMP) $(INCLUDES)
 LINK = $(CXX) $(OPENMP)
 endif
 
-NO_KERNELS := test_config test_data test_plot test_stories test_train_gpt
+NO_KERNELS := test_config test_data test_plot test_stories test_reference_model test_train_gpt
 TESTS := $(patsubst tests/%.cu,$(BUILD)/tests/%.o,$(wildcard tests/*.cu))
-ifeq ($(MACHINE),sim-racecheck)
-TESTS := $(filter-out $(NO_KERNELS:%=$(BUILD)/tests/%.o),$(TESTS))
+ifneq ($(filter sim%,$(MACHINE)),) # what has no kernels is tested on the CPU; the program, on both
+TESTS := $(filter-out $(patsubst %,$(BUILD)/tests/%.o,$(if $(filter sim,$(MACHINE)),$(filter-out test_train_gpt,$(NO_KERNELS)),$(NO_KERNELS))),$(TESTS))
 endif
+SOME_TESTS := $(patsubst %,$(BUILD)/tests/%.o,main test_racecheck test_simulator test_tile test_tensorcore test_layernorm test_gelu test_pack)
 
-.PHONY: all setup train compare test bench cuda asan sim racecheck format clean programs
+.PHONY: all setup train compare test bench cuda asan sim sim-train racecheck check-long format clean programs
 all: train_gpt
 
 # What was built for another processor or with other flags is built again.
@@ -93,6 +95,8 @@ $(BUILD)/train_gpt $(BUILD)/bench: $(BUILD)/%: $(BUILD)/%.o
 	$(LINK) $< $(LIBRARIES) -o $@
 $(BUILD)/run_tests: $(TESTS)
 	$(LINK) $(TESTS) $(LIBRARIES) -o $@
+$(BUILD)/run_some_tests: $(SOME_TESTS)
+	$(LINK) $(SOME_TESTS) $(LIBRARIES) -o $@
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d)
 
 train_gpt: $(BUILD)/train_gpt
@@ -132,9 +136,21 @@ asan: setup
 sim: setup
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim programs
 
+# A tiny model, end to end, by the very kernels that a GPU runs.
+sim-train: setup
+	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim build/sim/train_gpt
+	OMP_WAIT_POLICY=passive build/sim/train_gpt --layers 1 --heads 2 --channels 32 --context 64 --batch 4 --steps 300 --eval-every 100 --eval-batches 2 --out out/sim
+
 racecheck: setup
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim-racecheck build/sim-racecheck/run_tests
 	build/sim-racecheck/run_tests
+
+# An hour or so: what make test does for some tests or one order of lanes, for all and several.
+check-long: racecheck
+	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim-asan build/sim-asan/run_tests
+	build/sim-asan/run_tests
+	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim programs
+	for order in 2 3 4 5; do FEWBITS_LANE_ORDER=$$order FEWBITS_PROGRAM=build/sim/train_gpt build/sim/run_tests || exit 1; done
 
 format:
 	clang-format -i *.h *.cuh *.cu data/*.h tests/*.h tests/*.cu

@@ -13,7 +13,7 @@
 //          beta2 = 0.999 kept in BF16 is 1. So the masters move, and the copy that products read follows.
 // Tests    tests/test_adam.cu     Times  bench.cu, bench_adamw
 #pragma once
-#include "matmul.cuh"
+#include "operand.cuh"
 #include "scaling.cuh"
 
 // One tensor of weights with all that training keeps of it.

@@ -6,8 +6,8 @@
 // Source   Vaswani et al. 2017, arXiv:1706.03762, section 3.2
 // Shapes   qkv (BT, 3C): q | k | v, heads side by side in each; y (BT, C); S, P (B heads T, T); hs = C / heads
 // Formats  q, k, v, y, P, dS in the stored format; S, dP and the softmax in FP32
-// Why      four small products and a softmax that a reader can follow. P costs T times the memory of a head's output;
-//          a fused kernel that never stores it would be tested against this one.
+// Why      four small products and a softmax that a reader can follow. P costs T / hs times the memory of a head's
+//          output; flash_attention.cuh never stores it, and is tested against this file.
 // Tests    tests/test_attention.cu     Times  bench.cu, bench_attention
 #pragma once
 #include "exp.cuh"

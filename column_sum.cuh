@@ -31,16 +31,17 @@ struct Strip {
     __device__ int column(int j) const { return first + j * BLOCK; }
 };
 
-// out[c] += sum_s partial[s, c]. One thread per column.
+// out[c] += sum_s partial[s, c]. One block per COLUMNS columns.
 template <class T> // always float: kernels are templates, so that a header may hold them
 __global__ void add_partials_kernel(T* out, const T* partial, int strips, int cols) {
-    Chunk chunk(cols);
-    for (size_t c = chunk.begin; c < chunk.end; c += BLOCK) {
+    const Strip own(strips, cols); // only its columns matter: of each all strips are summed
+    for (int j = 0; j < own.count; j++) {
+        const int c = own.column(j);
         T sum = 0;
         for (int s = 0; s < strips; s++) sum += partial[(size_t)s * cols + c];
         out[c] += sum;
     }
 }
 inline void add_partials(float* out, const float* partial, int rows, int cols) {
-    launch(add_partials_kernel<float>, chunks(cols), BLOCK, out, partial, ceil_div(rows, STRIP), cols);
+    launch(add_partials_kernel<float>, ceil_div(cols, COLUMNS), BLOCK, out, partial, ceil_div(rows, STRIP), cols);
 }

@@ -361,8 +361,10 @@ void flash_attention_backward(Tensor<T> dqkv, Tensor<T> dy, Tensor<T> y, Tensor<
     launch(flash_delta_kernel<T>, row_blocks(qkv.rows * heads), row_threads(), delta.data, (const T*)dy.data, (const T*)y.data, shape);
     with_padded_head<T>(shape.hs, [&](auto size) {
         constexpr int HS = decltype(size)::value, bytes = 2 * Tile<T, FLASH_ROWS, HS>::BYTES + Walk<T, HS, BACKWARD_STEP<HS>>::BYTES;
-        for (auto kernel : {flash_backward_q_kernel<T, HS>, flash_backward_kv_kernel<T, HS>})
-            launch_shared(kernel, shape.blocks(), FLASH_THREADS, bytes, dqkv.data, (const T*)dy.data, (const float*)lse.data, (const float*)delta.data, (const T*)qkv.data, shape);
+        launch_shared(flash_backward_q_kernel<T, HS>, shape.blocks(), FLASH_THREADS, bytes, dqkv.data, (const T*)dy.data, (const float*)lse.data, (const float*)delta.data,
+                      (const T*)qkv.data, shape);
+        launch_shared(flash_backward_kv_kernel<T, HS>, shape.blocks(), FLASH_THREADS, bytes, dqkv.data, (const T*)dy.data, (const float*)lse.data, (const float*)delta.data,
+                      (const T*)qkv.data, shape);
     });
 }
 

@@ -210,25 +210,28 @@ class Buffer {
 
 template <class T>
 void copy_to_machine(T* to, const T* from, size_t n) {
+    if (n == 0) return; // and the pointers may be null
 #if defined(__CUDACC__)
     CUDA_CHECK(cudaMemcpy(to, from, n * sizeof(T), cudaMemcpyHostToDevice));
 #else
-    if (n) memcpy(to, from, n * sizeof(T));
+    memcpy(to, from, n * sizeof(T));
 #endif
 }
 template <class T>
 void copy_to_host(T* to, const T* from, size_t n) {
+    if (n == 0) return; // and the pointers may be null
 #if defined(__CUDACC__)
     CUDA_CHECK(cudaMemcpy(to, from, n * sizeof(T), cudaMemcpyDeviceToHost));
 #else
-    if (n) memcpy(to, from, n * sizeof(T));
+    memcpy(to, from, n * sizeof(T));
 #endif
 }
 inline void fill_zero(void* data, size_t bytes) {
+    if (bytes == 0) return;
 #if defined(__CUDACC__)
     CUDA_CHECK(cudaMemset(data, 0, bytes));
 #else
-    if (bytes) memset(data, 0, bytes);
+    memset(data, 0, bytes);
 #endif
 }
 

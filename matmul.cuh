@@ -28,7 +28,7 @@
 // Where example o, head i of a batch begins: block z's.
 struct Corner {
     int64_t a, b, c;
-    __device__ Corner(const Output& c, const Operand& a, const Operand& b, Sizes s, int64_t batch)
+    __device__ Corner(const Output& c, const Operand& a, const Operand& b, Sizes s, int batch)
         : a(batch / s.inner * a.outer + batch % s.inner * a.inner), b(batch / s.inner * b.outer + batch % s.inner * b.inner),
           c(batch / s.inner * c.outer + batch % s.inner * c.inner) {}
 };
@@ -43,7 +43,7 @@ __global__ void matmul_naive_kernel(Output c, Operand a, Operand b, Sizes s, Epi
     const Corner at(c, a, b, s, blockIdx.z);
     float sum = 0;
     for (T k = 0; k < s.K; k++) sum += load(a.data, a.format, at.a + m * a.row + k * a.col) * load(b.data, b.format, at.b + k * b.row + n * b.col);
-    finish(c, e, at.c + m * c.row + n, n, sum, scale);
+    finish(c, e, at.c + m * c.row + n, n, s.N, Pack<float, 1>{sum}, scale);
 }
 
 inline void matmul_naive(Output c, Operand a, Operand b, Sizes s, Epilogue e) {
@@ -54,38 +54,40 @@ inline void matmul_naive(Output c, Operand a, Operand b, Sizes s, Epilogue e) {
 
 constexpr int TILE = 64, TILE_K = 16;             // of c; of K
 constexpr int SIDE = BLOCK == 1 ? 1 : 16;         // a block's threads stand in a square of this side
-constexpr int PER_THREAD = TILE / SIDE;           // ... and each owns PER_THREAD x PER_THREAD elements of c, SIDE apart
+constexpr int PER_THREAD = TILE / SIDE;           // ... and each owns PER_THREAD x PER_THREAD neighbours in c
 
-// One block per TILE x TILE of c. Per step along K each thread reads 2 * PER_THREAD numbers from shared memory for
+// One block per TILE x TILE of c. For each k a thread reads two packs of PER_THREAD numbers from shared memory for
 // PER_THREAD^2 multiplications, so that arithmetic and not shared memory is the limit.
 template <class T> // float, of the arithmetic
 __global__ void matmul_tiled_kernel(Output c, Operand a, Operand b, Sizes s, Epilogue e, Factors scale) {
-    __shared__ T a_tile[TILE_K][TILE + 1], b_tile[TILE_K][TILE + 1]; // + 1: a column lies in 32 different banks
+    constexpr int P = PER_THREAD;
+    __shared__ Pack<T, P> a_tile[TILE_K][SIDE + 1], b_tile[TILE_K][SIDE + 1]; // + 1: a column lies in 8 banks, not in one
     const int m0 = blockIdx.y * TILE, n0 = blockIdx.x * TILE, row = threadIdx.x / SIDE, col = threadIdx.x % SIDE;
     const Corner at(c, a, b, s, blockIdx.z);
-    T sum[PER_THREAD][PER_THREAD] = {};
+    Pack<T, P> sum[P] = {};
 
     for (int k0 = 0; k0 < s.K; k0 += TILE_K) {
         for (int i = threadIdx.x; i < TILE * TILE_K; i += BLOCK) { // neighbouring threads read neighbouring addresses
             const int am = a.col == 1 ? i / TILE_K : i % TILE, ak = a.col == 1 ? i % TILE_K : i / TILE;
             const bool a_inside = m0 + am < s.M && k0 + ak < s.K;
-            a_tile[ak][am] = a_inside ? load(a.data, a.format, at.a + (m0 + am) * a.row + (k0 + ak) * a.col) : 0;
+            a_tile[ak][am / P][am % P] = a_inside ? load(a.data, a.format, at.a + (m0 + am) * a.row + (k0 + ak) * a.col) : 0;
             const int bn = b.col == 1 ? i % TILE : i / TILE_K, bk = b.col == 1 ? i / TILE : i % TILE_K;
             const bool b_inside = k0 + bk < s.K && n0 + bn < s.N;
-            b_tile[bk][bn] = b_inside ? load(b.data, b.format, at.b + (k0 + bk) * b.row + (n0 + bn) * b.col) : 0;
+            b_tile[bk][bn / P][bn % P] = b_inside ? load(b.data, b.format, at.b + (k0 + bk) * b.row + (n0 + bn) * b.col) : 0;
         }
         __syncthreads(); // both tiles are written before any thread reads them
-        for (int k = 0; k < TILE_K; k++)
-            for (int i = 0; i < PER_THREAD; i++)
-                for (int j = 0; j < PER_THREAD; j++) sum[i][j] += a_tile[k][row + i * SIDE] * b_tile[k][col + j * SIDE];
+        for (int k = 0; k < TILE_K; k++) {
+            const Pack<T, P> &a_k = a_tile[k][row], &b_k = b_tile[k][col];
+            for (int i = 0; i < P; i++)
+                for (int j = 0; j < P; j++) sum[i][j] += a_k[i] * b_k[j];
+        }
         __syncthreads(); // ... and read by all before the next step overwrites them
     }
 
-    UNROLL for (int i = 0; i < PER_THREAD; i++)
-        UNROLL for (int j = 0; j < PER_THREAD; j++) {
-            const int m = m0 + row + i * SIDE, n = n0 + col + j * SIDE;
-            if (m < s.M && n < s.N) finish(c, e, at.c + m * c.row + n, n, sum[i][j], scale);
-        }
+    UNROLL for (int i = 0; i < P; i++) {
+        const int m = m0 + row * P + i, n = n0 + col * P;
+        if (m < s.M && n < s.N) finish(c, e, at.c + m * c.row + n, n, s.N, sum[i], scale);
+    }
 }
 
 inline void matmul_tiled(Output c, Operand a, Operand b, Sizes s, Epilogue e) {
@@ -159,6 +161,7 @@ __global__ void __launch_bounds__(256) matmul_tensorcore_kernel(Output c, Operan
     wait_copies<0>();
     __syncthreads(); // all warps have read their last tiles: their place now takes sums, 16 x WARP_N of each warp at a time
 
+    constexpr int N = PACK<float>, LANES = WARP_N / N; // per row
     float* stage = (float*)shared + thread / WARP * 16 * OUT_STRIDE;
     UNROLL for (int i = 0; i < WARP_M / 16; i++) {
         for (int j = 0; j < WARP_N / 8; j++)
@@ -166,27 +169,31 @@ __global__ void __launch_bounds__(256) matmul_tensorcore_kernel(Output c, Operan
                 const float value = FP8 ? wide[FP8 ? i : 0][j][r] : sum[i][j][r];
                 stage[(lane / 4 + r / 2 * 8) * OUT_STRIDE + j * 8 + lane % 4 * 2 + r % 2] = value;
             }
-        __syncwarp(); // the warp's sums are written before its lanes read a row of them: neighbours in c
-        for (int row = 0; row < 16; row++) {
-            const int m = m0 + warp_m + i * 16 + row, n = n0 + warp_n + lane;
+        __syncwarp(); // the warp's sums are written before its lanes read rows of them, a pack each: neighbours in c
+        for (int row = lane / LANES; row < 16; row += WARP / LANES) {
+            const int m = m0 + warp_m + i * 16 + row, col = lane % LANES * N, n = n0 + warp_n + col;
             if (m >= s.M || n >= s.N) continue;
-            const float value = stage[row * OUT_STRIDE + lane];
-            if (parts == 1) finish(c, e, at.c + m * c.row + n, n, value, scale);
-            else ((float*)c.data)[part * c.outer + m * c.row + n] = value;
+            Pack<float> sums;
+            copy_in(sums, stage + row * OUT_STRIDE + col);
+            finish(c, e, at.c + part * c.outer + m * c.row + n, n, s.N, sums, scale);
         }
         __syncwarp(); // ... and read before the next 16 rows overwrite them
     }
 }
 
-// c = the epilogue of sum_p partial[p, m, n], from the first part to the last. One block per CHUNK elements.
+// c = the epilogue of sum_p partial[p, m, n], from the first part to the last. One warp per row; lane l owns packs l, l+WARP, ...
 template <class T> // float
 __global__ void add_parts_kernel(Output c, const T* partial, int parts, Sizes s, Epilogue e, Factors scale) {
-    const size_t elements = (size_t)s.M * s.N;
-    Chunk chunk(elements);
-    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) {
-        T sum = 0;
-        for (int p = 0; p < parts; p++) sum += partial[p * elements + i];
-        finish(c, e, i / s.N * c.row + i % s.N, i % s.N, sum, scale);
+    constexpr int N = PACK<T>;
+    const int m = row_of_warp();
+    if (m >= s.M) return;
+    for (int n = threadIdx.x * N; n < s.N; n += WARP * N) {
+        Pack<T> sum = {};
+        for (int p = 0; p < parts; p++) {
+            const Pack<T> part = load_pack<N>(partial + ((size_t)p * s.M + m) * s.N, n, s.N);
+            for (int j = 0; j < N; j++) sum[j] += part[j];
+        }
+        finish(c, e, m * c.row + n, n, s.N, sum, scale);
     }
 }
 
@@ -221,8 +228,8 @@ inline void matmul_tensorcore(Output c, Operand a, Operand b, Sizes s, Epilogue 
         to = {partial.data(), FP32, s.N, (int64_t)elements, 0};
     }
     auto run = [&](auto a_type, auto b_type, auto a_k, auto b_k) {
-        launch_shared(matmul_tensorcore_kernel<decltype(a_type), decltype(b_type), a_k.value, b_k.value>, grid, 256, STAGES * (block_rows + BLOCK_N) * BLOCK_K_BYTES, to, a, b, s, e,
-                      scale, parts, a_aligned, b_aligned);
+        launch_shared(matmul_tensorcore_kernel<decltype(a_type), decltype(b_type), a_k.value, b_k.value>, grid, 256, STAGES * (block_rows + BLOCK_N) * BLOCK_K_BYTES, to, a, b, s,
+                      parts > 1 ? Epilogue() : e, parts > 1 ? Factors(0) : scale, parts, a_aligned, b_aligned);
     };
     auto run_any_layout = [&](auto type) {
         const std::true_type k;
@@ -240,7 +247,7 @@ inline void matmul_tensorcore(Output c, Operand a, Operand b, Sizes s, Epilogue 
     else if (a.format == FP16) run_any_layout(fp16());
     else if (a.format == E4M3) run_fp8(e4m3());
     else run_fp8(e5m2());
-    if (parts > 1) launch(add_parts_kernel<float>, chunks((size_t)s.M * s.N), BLOCK, c, (const float*)partial.data(), parts, s, e, scale);
+    if (parts > 1) launch(add_parts_kernel<float>, row_blocks(s.M), row_threads(), c, (const float*)partial.data(), parts, s, e, scale);
 }
 #endif
 

@@ -57,15 +57,33 @@ struct Factors {
     explicit Factors(int k) : first(std::ldexp(1.0f, -k / 2)), second(std::ldexp(1.0f, -(k - k / 2))) {}
 };
 
-// c[at] = epilogue of a sum; n is its column.
-__device__ inline void finish(const Output& c, const Epilogue& e, int64_t at, int n, float sum, Factors scale) {
-    float value = sum * scale.first * scale.second;
-    if (e.bias) value += e.bias[n];
+// c[at] .. c[at+N-1], neighbours in a row, = the epilogue of N sums; n is the first one's column, and from column `columns` on there is
+// nothing. T is the format of c, kept and residual.
+template <class T, int N>
+__device__ inline void finish_as(const Output& c, const Epilogue& e, int64_t at, int n, int columns, const Pack<float, N>& sum, Factors scale) {
+    const size_t end = at + (columns - n); // of the row
+    Pack<float, N> value;
+    auto add = [&](const auto& x) { for (int j = 0; j < N; j++) value[j] += to_float(x[j]); };
+    auto rounded = [&] {
+        Pack<T, N> y;
+        for (int j = 0; j < N; j++) y[j] = round_to<T>(value[j]);
+        return y;
+    };
+    for (int j = 0; j < N; j++) value[j] = sum[j] * scale.first * scale.second;
+    if (e.bias) add(load_pack<N>(e.bias, n, columns));
     if (e.kept) {
-        store(e.kept, c.format, at, value);
-        value = gelu(load(e.kept, c.format, at));
+        const Pack<T, N> kept = rounded();
+        store_pack((T*)e.kept, at, end, kept);
+        for (int j = 0; j < N; j++) value[j] = gelu(to_float(kept[j]));
     }
-    if (e.residual) value += load(e.residual, c.format, at);
-    if (e.accumulate) value += load(c.data, c.format, at);
-    store(c.data, c.format, at, value);
+    if (e.residual) add(load_pack<N>((const T*)e.residual, at, end));
+    if (e.accumulate) add(load_pack<N>((const T*)c.data, at, end));
+    store_pack((T*)c.data, at, end, rounded());
+}
+// The same for the format that c has: asked once for N elements.
+template <int N>
+__device__ inline void finish(const Output& c, const Epilogue& e, int64_t at, int n, int columns, const Pack<float, N>& sum, Factors scale) {
+    if (c.format == FP32) finish_as<float>(c, e, at, n, columns, sum, scale);
+    else if (c.format == BF16) finish_as<bf16>(c, e, at, n, columns, sum, scale);
+    else finish_as<fp16>(c, e, at, n, columns, sum, scale);
 }

@@ -99,13 +99,6 @@ __host__ __device__ inline float load(const void* data, Format f, size_t i) {
     }
 }
 
-// The same for writing: rounded to nearest, once.
-__host__ __device__ inline void store(void* data, Format f, size_t i, float value) {
-    if (f == FP32) ((float*)data)[i] = value;
-    else if (f == BF16) ((bf16*)data)[i] = round_to<bf16>(value);
-    else ((fp16*)data)[i] = round_to<fp16>(value);
-}
-
 // ==== the table of facts, computed from the code =====================================================================
 
 struct FormatFacts {

@@ -487,6 +487,7 @@ inline void synchronize() {}
 
 #define UNROLL
 #define DYNAMIC_SHARED(name) unsigned char* name = simulator::block->shared.get()
+[[noreturn]] inline void __trap() { simulator::fail("__trap"); }
 SWITCHES inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { simulator::barrier(file, line); }
 SWITCHES inline void __syncwarp(unsigned mask = simulator::EVERY_LANE) {
     int nothing = 0;

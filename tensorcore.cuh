@@ -143,6 +143,7 @@ __device__ inline void mma(float* d, const uint32_t* a, const uint32_t* b) {
     } else {
         if (CAPABILITY >= 80) mma_m16n8k16<A, B>(d, a, b);
         else if constexpr (std::is_same<A, fp16>::value) mma_m16n8k8_fp16(d, a, b), mma_m16n8k8_fp16(d, a + 2, b + 1);
+        else __trap(); // BF16 in code for 7.5, which a newer GPU can be given too (ARCHES=75): an error, not zeros
     }
 }
 

@@ -137,6 +137,13 @@ void check_refused(const Args& args, const Args& parts) {
     CHECK(!fs::exists(folder / "out"));
 }
 
+// The same command given to another program: of another machine.
+struct Instead {
+    std::string before;
+    explicit Instead(const char* program) : before(getenv("FEWBITS_PROGRAM") ? getenv("FEWBITS_PROGRAM") : "./train_gpt") { setenv("FEWBITS_PROGRAM", program, 1); }
+    ~Instead() { setenv("FEWBITS_PROGRAM", before.c_str(), 1); }
+};
+
 // ==== what it says about itself ======================================================================================
 
 TEST_CASE("--help names every option with its default, on stdout, and does nothing else") {
@@ -653,3 +660,35 @@ TEST_CASE("the built-in stories come with questions: the share that is answered 
 }
 
 } // namespace
+
+// ==== one source, two machines =======================================================================================
+
+// FEWBITS_CPU_PROGRAM names the CPU's program while another machine's is tested.
+// FP32: the machines add in different orders. A sum of up to 200 terms rounds as often, and each update passes on what the
+// ones before it got wrong. Narrower formats: another order turns some roundings, so that the two runs may lie on either
+// side of FP32's, each as far from it as its roundings take it.
+TEST_CASE("ten losses are those of the CPU, as far as another order of sums allows, in every recipe") {
+    const char* cpu = getenv("FEWBITS_CPU_PROGRAM");
+    if (!cpu || read(cpu) == read(getenv("FEWBITS_PROGRAM"))) return;
+    auto losses = [](const std::string& recipe) { return Run(Args{"--recipe", recipe, "--steps", "10"} + QUIET).numbers("loss"); };
+    auto furthest = [](const std::vector<double>& a, const std::vector<double>& b) {
+        double most = 0;
+        for (size_t i = 0; i < a.size(); i++) most = std::fmax(most, std::fabs(a[i] - b[i]));
+        return most;
+    };
+    std::vector<double> fp32;
+    for (const char* recipe : {"fp32", "bf16", "fp16", "fp8"}) {
+        const std::vector<double> here = losses(recipe);
+        std::vector<double> there;
+        {
+            Instead of(cpu);
+            there = losses(recipe);
+        }
+        REQUIRE(here.size() == 10);
+        REQUIRE(there.size() == 10);
+        if (fp32.empty()) fp32 = there;
+        const double bound = recipe == std::string("fp32") ? 10 * 200 * 0x1p-24 * fp32[0] : 2 * furthest(there, fp32);
+        MESSAGE(std::string(recipe), ": ", furthest(here, there), " apart, ", bound, " allowed");
+        CHECK(furthest(here, there) <= bound);
+    }
+}

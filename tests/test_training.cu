@@ -150,11 +150,15 @@ void check_continues_as(Trainee<T>& met, Trainee<T>& clean) {
 // ==== everything or nothing ==========================================================================================
 
 TEST_CASE("training: a step that meets a NaN or Inf in a weight moves nothing; once repaired, it is as if it had never been") {
-    each_recipe([](auto zero, const Recipe& r) {
+#if defined(ON_CPU)
+    const std::vector<const char*> names = {"wte.weight", "wpe.weight", "h.0.ln_1.bias", "h.1.attn.c_attn.weight", "h.0.mlp.c_fc.bias", "h.1.mlp.c_proj.weight", "ln_f.weight"};
+#else
+    const std::vector<const char*> names = {"wte.weight", "h.1.mlp.c_proj.weight"}; // the decision is the host's
+#endif
+    each_recipe([&](auto zero, const Recipe& r) {
         using T = decltype(zero);
         for (int good : {0, 2}) // steps before the bad one: at the first one FP8 has no scales yet
-            for (const char* name : {"wte.weight", "wpe.weight", "h.0.ln_1.bias", "h.1.attn.c_attn.weight",
-                                     "h.0.mlp.c_fc.bias", "h.1.mlp.c_proj.weight", "ln_f.weight"})
+            for (const char* name : names)
                 for (float bad : {NAN, INFINITY}) {
                     INFO(name << " = " << bad << " after " << good << " steps");
                     Trainee<T> met(r), clean(r);
