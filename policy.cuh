@@ -2,10 +2,10 @@
 //
 //   decide(rules, state, evidence of a step) -> verdict, reasons; the state moves
 //
-//   spike rule     NaN, Inf: drop the batch     a cast saturated: shrink its scale, replay the batch once, then drop it
-//   scale rule     k' = fits          if fits < k: at once          fits = the k that brings the window's amax
-//                  k' = fits - 1      if fits >= k + deadband,             below the format's largest, less a margin
-//                                     every `interval` steps
+//   spike rule     NaN or Inf: drop the batch.   A cast saturated: shrink its scale, replay the batch once, then drop it.
+//   scale rule     fits = the largest k with (amax of the window) * 2^k <= the format's largest, less a margin
+//                  k' = fits        if fits < k, at once
+//                  k' = fits - 1    if fits >= k + deadband, every `interval` steps
 //   format rule    E4M3 | E5M2 -> BF16 -> FP32 on a window's evidence, back at most once, latched when it flaps
 //   storage rule   an FP32 master for a parameter whose updates are smaller than its format's steps
 //
@@ -16,7 +16,7 @@
 // Why      "keep a scale unless the new one differs by a factor 2" is no hysteresis: two different powers of two always
 //          do, so an amax that alternates between 1.74 and 1.76 moves an E4M3 scale every time. Shrinking cannot wait,
 //          for a number that saturates is wrong; growing can: hence a deadband for growing alone, 2 binades wide.
-//          There is no scale 448 / amax: it would be no integer, and would round every number once more than 2^k does.
+//          There is no scale 448 / amax: it would be no integer, and rounds what 2^k leaves exact.
 // Tests    tests/test_policy.cu
 #pragma once
 #include <climits>
@@ -132,10 +132,9 @@ struct Decision {
 
 inline std::string text(const Reason& r, const std::vector<std::string>& names) {
     static const char* changes[] = {"first scale", "shrink", "grow", "promote", "demote", "latch"};
-    const char *change = changes[(int)r.change], *name = names.at(r.tensor).c_str();
-    if (r.change == Change::latch) return format("%s: latch, stays in %s or wider", name, name_of((Format)r.to));
-    if (r.change >= Change::promote) return format("%s: %s %s -> %s", name, change, name_of((Format)r.from), name_of((Format)r.to));
-    return format("%s: %s 2^%d -> 2^%d", name, change, r.from, r.to);
+    const std::string what = names.at(r.tensor) + ": " + changes[(int)r.change];
+    if (r.change < Change::promote) return what + format(" 2^%d -> 2^%d", r.from, r.to);
+    return what + format(" %s -> %s", name_of((Format)r.from), name_of((Format)r.to));
 }
 inline std::string text(const Decision& d, const std::vector<std::string>& names) {
     static const char* verdicts[] = {"apply", "replay", "drop", "stop"};
@@ -159,8 +158,8 @@ inline bool needs_own_amax(const Rules& r, const TensorState& t) {
     return !keeps_scale(r, t) || (!t.measured && r.guard);
 }
 
-// The k to cast with. own_amax_bits: of the tensor itself, where needs_own_amax; 0 has k = 0. The state does not move,
-// so that an evaluation can ask too; all micro-batches of a step that ask with a measured tensor get the same answer.
+// The k to cast with. own_amax_bits: of the tensor itself, where needs_own_amax; 0 has k = 0. The state does not move, so that
+// an evaluation can ask too. On first use (also under global scaling) k is of the first micro-batch, and the step keeps it.
 inline int cast_exponent(const Rules& r, const TensorState& t, uint32_t own_amax_bits) {
     if (!needs_own_amax(r, t)) return t.k;
     return own_amax_bits ? scale_exponent(t.format, bits_as<float>(own_amax_bits), keeps_scale(r, t) ? r.margin : 0) : 0;
@@ -256,7 +255,7 @@ inline void explain(std::vector<Reason>& reasons, int i, const TensorState& was,
     if (is.format != was.format) reasons.push_back({i, is.demoted > was.demoted ? Change::demote : Change::promote, was.format, is.format});
     else if (!was.measured && is.measured) reasons.push_back({i, Change::first_scale, was.k, is.k});
     else if (is.k != was.k) reasons.push_back({i, is.k < was.k ? Change::shrink : Change::grow, was.k, is.k});
-    if (is.latched > was.latched) reasons.push_back({i, Change::latch, was.format, is.format});
+    if (is.latched > was.latched) reasons.push_back({i, Change::latch, is.format, is.format});
 }
 
 // At the end of every attempt of a step. A NaN or Inf moves nothing: the finite numbers beside it may be its debris.
