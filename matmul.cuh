@@ -52,9 +52,9 @@ inline void matmul_naive(Output c, Operand a, Operand b, Sizes s, Epilogue e) {
 
 // ==== tiled ==========================================================================================================
 
-constexpr int TILE = 64, TILE_K = 16;             // of c; of K
-constexpr int SIDE = BLOCK == 1 ? 1 : 16;         // a block's threads stand in a square of this side
-constexpr int PER_THREAD = TILE / SIDE;           // ... and each owns PER_THREAD x PER_THREAD neighbours in c
+constexpr int TILE = 64, TILE_K = 16;     // of c; of K
+constexpr int SIDE = BLOCK == 1 ? 1 : 16; // a block's threads stand in a square of this side
+constexpr int PER_THREAD = TILE / SIDE;   // ... and each owns PER_THREAD x PER_THREAD neighbours in c
 
 // One block per TILE x TILE of c. For each k a thread reads two packs of PER_THREAD numbers from shared memory for
 // PER_THREAD^2 multiplications, so that arithmetic and not shared memory is the limit.
@@ -77,7 +77,7 @@ __global__ void matmul_tiled_kernel(Output c, Operand a, Operand b, Sizes s, Epi
         }
         __syncthreads(); // both tiles are written before any thread reads them
         for (int k = 0; k < TILE_K; k++) {
-            const Pack<T, P> &a_k = a_tile[k][row], &b_k = b_tile[k][col];
+            const Pack<T, P>&a_k = a_tile[k][row], &b_k = b_tile[k][col];
             for (int i = 0; i < P; i++)
                 for (int j = 0; j < P; j++) sum[i][j] += a_k[i] * b_k[j];
         }
@@ -98,15 +98,16 @@ inline void matmul_tiled(Output c, Operand a, Operand b, Sizes s, Epilogue e) {
 
 #if !defined(ON_CPU)
 
-constexpr int BLOCK_N = 128, WARP_N = 32;                          // columns of c per block and per warp: 4 warps
+constexpr int BLOCK_N = 128, WARP_N = 32;                                              // columns of c per block and per warp: 4 warps
 __host__ __device__ constexpr int block_m(int bytes) { return bytes == 1 ? 64 : 128; } // rows per block, 2 warps; FP8 keeps two sums of each
-constexpr int STAGES = 3, BLOCK_K_BYTES = 64;                      // tiles in flight; their K: two tensor-core steps
-constexpr int OUT_STRIDE = WARP_N + 8;                             // of sums on their way out: no bank conflicts
+constexpr int STAGES = 3, BLOCK_K_BYTES = 64;                                          // tiles in flight; their K: two tensor-core steps
+constexpr int OUT_STRIDE = WARP_N + 8;                                                 // of sums on their way out: no bank conflicts
 
 // One block per 128 (FP8: 64) x 128 of c and per part of K: partial sums of part p go to c + p * c.outer. Dynamic shared memory:
-// STAGES x (tile of a, tile of b). Traffic: a is read N / 128 times, b M / 128 times.
+// STAGES x (tile of a, tile of b). Traffic: a is read N / 128 times, b M / 128 times. Two blocks are to fit on a
+// multiprocessor, with 128 registers a thread (FP8's do unasked; asked, they spill).
 template <class A, class B, bool A_HAS_K, bool B_HAS_K> // which operands' rows run along k: the others' along m, n
-__global__ void __launch_bounds__(256) matmul_tensorcore_kernel(Output c, Operand a, Operand b, Sizes s, Epilogue e, Factors scale, int parts, bool a_aligned, bool b_aligned) {
+__global__ void __launch_bounds__(256, sizeof(A) == 1 ? 0 : 2) matmul_tensorcore_kernel(Output c, Operand a, Operand b, Sizes s, Epilogue e, Factors scale, int parts, bool a_aligned, bool b_aligned) {
     constexpr int K = BLOCK_K_BYTES / sizeof(A), BLOCK_M = block_m(sizeof(A)), WARP_M = BLOCK_M / 2;
     constexpr bool FP8 = sizeof(A) == 1;
     using ATile = std::conditional_t<A_HAS_K, Tile<A, BLOCK_M, K>, Tile<A, K, BLOCK_M>>;
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(256) matmul_tensorcore_kernel(Output c, Operan
     for (int step = 0; step < STAGES - 1; step++) load_step(step);
     for (int step = 0; step < steps; step++) {
         wait_copies<STAGES - 2>();
-        __syncthreads(); // this step's tiles have arrived from all threads, and all have finished with the last step's,
+        __syncthreads();              // this step's tiles have arrived from all threads, and all have finished with the last step's,
         load_step(step + STAGES - 1); // whose place this overwrites
         for (int k = 0; k < K; k += MMA_K<A>) {
             uint32_t a_part[WARP_M / 16][4], b_part[WARP_N / 16][4]; // b_part: two products' worth
@@ -216,7 +217,9 @@ inline void matmul_tensorcore(Output c, Operand a, Operand b, Sizes s, Epilogue 
         const int n = 16 / bytes_of(x.format);
         return (uintptr_t)x.data % 16 == 0 && stride % n == 0 && x.outer % n == 0 && x.inner % n == 0;
     };
-    const bool a_aligned = aligned(a, a_has_k ? a.row : a.col), b_aligned = aligned(b, b_has_k ? b.col : b.row);
+    const int64_t a_stride = a_has_k ? a.row : a.col, b_stride = b_has_k ? b.col : b.row;
+    ENSURE(a_stride < 1 << 24 && b_stride < 1 << 24, "rows of %lld and %lld elements: a tile's are less than 2^24 apart", (long long)a_stride, (long long)b_stride);
+    const bool a_aligned = aligned(a, a_stride), b_aligned = aligned(b, b_stride);
     const int block_rows = block_m(bytes_of(a.format));
     const dim3 grid(ceil_div(s.N, BLOCK_N), ceil_div(s.M, block_rows), s.outer * s.inner * parts);
     const Factors scale(a.k + b.k);
@@ -280,10 +283,11 @@ inline std::string describe_machine() {
 #else
     const int c = capability();
     return machine_name() + "; products by our kernels: " +
-        (c < 75       ? "no tensor cores that they know: FP32 arithmetic in all formats"
-             : c < 80 ? "FP16 on tensor cores, FP8 decoded to FP16 (exact: as fast as FP16 at most), BF16 with FP32 arithmetic (slow)"
-             : c < 89 ? "BF16 and FP16 on tensor cores, FP8 decoded to FP16 (exact: as fast as FP16 at most)"
+        (c < 75                   ? "no tensor cores that they know: FP32 arithmetic in all formats"
+             : c < 80             ? "FP16 on tensor cores, FP8 decoded to FP16 (exact: as fast as FP16 at most), BF16 with FP32 arithmetic (slow)"
+             : c < 89             ? "BF16 and FP16 on tensor cores, FP8 decoded to FP16 (exact: as fast as FP16 at most)"
              : c >= 90 && c < 120 ? "BF16 and FP16 on tensor cores; FP8 too, but this GPU makes mma.sync's FP8 of FP16 instructions: no faster than BF16"
-                                  : "BF16, FP16 and FP8 on tensor cores") + "; FP32 with FP32 arithmetic";
+                                  : "BF16, FP16 and FP8 on tensor cores") +
+        "; FP32 with FP32 arithmetic";
 #endif
 }

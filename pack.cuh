@@ -47,7 +47,7 @@ template <class P, class A = typename AccessOf<sizeof(P)>::Type>
 __device__ inline void copy_out(void* y, const P& p) {
     A words[sizeof(P) / sizeof(A)];
     memcpy(words, &p, sizeof(P));
-    for (int i = 0; i < int(sizeof(P) / sizeof(A)); i++) __stwb((A*)y + i, words[i]); // nvcc splits an assignment into elements
+    for (int i = 0; i < int(sizeof(P) / sizeof(A)); i++) __stwb((A*)y + i, words[i]); // to global memory only; nvcc splits an assignment into elements
 }
 #else
 // clang-format off

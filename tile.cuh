@@ -24,18 +24,21 @@ struct Tile {
 
     // Starts copying from a row-major matrix: `from` is the tile's corner in it, `stride` elements from row to row; rows from
     // `rows` on and columns from `cols` on are outside and become 0. `aligned`: every row starts on a 16-byte boundary.
+    // A thread copies granules of one column c, and counts within the tile in 32 bits (stride < 2^24): this is in every loop, beside
+    // few tensor-core instructions, and registers are scarce.
     template <int THREADS>
-    __device__ void load(const T* from, int64_t stride, int rows, int cols, bool aligned, int thread) const {
-        for (int i = thread; i < ROWS * GRANULES; i += THREADS) {
-            const int row = i / GRANULES, c = i % GRANULES;
-            int inside = row < rows ? cols - c * (16 / (int)sizeof(T)) : 0; // elements of this granule
-            inside = inside < 0 ? 0 : inside > 16 / (int)sizeof(T) ? 16 / (int)sizeof(T) : inside;
-            const T* source = inside ? from + row * stride + c * (16 / sizeof(T)) : from;
+    __device__ void load(const T* from, int stride, int rows, int cols, bool aligned, int thread) const {
+        static_assert(THREADS % GRANULES == 0, "a step of all threads is whole rows");
+        constexpr int N = 16 / sizeof(T), STEP = THREADS / GRANULES; // elements of a granule; rows that all threads copy at once
+        const int c = thread % GRANULES, first = thread / GRANULES, left = cols - c * N, some = left < N ? left : N, inside = some < 0 ? 0 : some;
+        for (int row = first; row < ROWS; row += STEP) {
+            const int count = row < rows ? inside : 0; // elements of this granule
+            const T* source = count ? from + (row * stride + c * N) : from;
             if (aligned) {
-                copy_async(granule(row, c), source, inside * sizeof(T));
+                copy_async(granule(row, c), source, count * (int)sizeof(T));
             } else {
                 T* to = (T*)granule(row, c);
-                for (int e = 0; e < 16 / (int)sizeof(T); e++) to[e] = e < inside ? source[e] : T{};
+                for (int e = 0; e < N; e++) to[e] = e < count ? source[e] : T{};
             }
         }
     }

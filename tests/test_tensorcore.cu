@@ -262,6 +262,16 @@ TEST_CASE("tensorcore: BF16 and FP16, 16 along k: every element of A, B and D is
     on_capabilities(75, [] { check_positions<fp16, fp16>(), check_full_product<fp16, fp16>(); }); // in two steps on 7.5
 }
 
+#if defined(FEWBITS_SIMULATOR)
+TEST_CASE("tensorcore: BF16 in code that was compiled for 7.5 is an error, not zeros") {
+    const int before = simulator::capability();
+    simulator::capability() = 75;
+    Products<bf16, bf16> p(1);
+    CHECK_THROWS_AS(p.run(), Error);
+    simulator::capability() = before;
+}
+#endif
+
 TEST_CASE("tensorcore: FP16, 8 along k: every element of A, B and D is where PTX says") {
     check_positions<fp16, fp16, Via::k8>(), check_full_product<fp16, fp16, Via::k8>();
 }
