@@ -8,7 +8,7 @@
 // Tests    tests/test_config.cu, tests/test_train_gpt.cu
 #pragma once
 #include <algorithm>
-#include "scaling.cuh"
+#include "policy.cuh"
 
 struct Config {
     std::string recipe = "bf16";
@@ -25,6 +25,10 @@ struct Config {
     double beta1 = 0.9, beta2 = 0.95, weight_decay = 0.1, clip = 1, ema = 0;
     std::string loss_scale = "auto";
     int loss_scale_window = 2000;
+    std::string scaling = "delayed";
+    int scale_window = 16, scale_margin = 1, scale_interval = 16, scale_deadband = 2;
+    bool no_guard = false, no_promote = false;
+    std::string replay;
     int64_t seed = 1;
 
     int eval_every = 250, eval_batches = 10;
@@ -62,6 +66,14 @@ void each_option(Config& c, F option) {
     option("--ema", c.ema, "decay of an average of the weights, evaluated beside them; 0: none", 0, 0.9999999);
     option("--loss-scale", c.loss_scale, "none, dynamic, a number, or auto: dynamic for fp16, none for the others");
     option("--loss-scale-window", c.loss_scale_window, "good steps in a row after which a dynamic loss scale doubles", 1, most);
+    option("--scaling", c.scaling, "FP8 scales: delayed (from past steps), current (each tensor's own), global (delayed, one per role) or none");
+    option("--scale-window", c.scale_window, "steps whose amaxes a delayed scale covers", 1, MAX_WINDOW);
+    option("--scale-margin", c.scale_margin, "binades left free above them", 0, 16);
+    option("--scale-interval", c.scale_interval, "steps from one chance of a scale to grow to the next", 1, most);
+    option("--scale-deadband", c.scale_deadband, "binades by which it must grow if it grows; 1: any", 1, 64);
+    option("--no-guard", c.no_guard, "plain delayed scaling, to compare: the first scale is 1, and steps that saturated count");
+    option("--no-promote", c.no_promote, "FP8 tensors stay in FP8 whatever the evidence");
+    option("--replay", c.replay, "a folder that --out named: compute its run's decisions again from its decisions.jsonl, and stop");
     option("--seed", c.seed, "of the initial weights, the batches and the sample", 0, (int64_t)UINT32_MAX);
     option("--eval-every", c.eval_every, "steps between evaluations; 0: never", 0, most);
     option("--eval-batches", c.eval_batches, "batches of an evaluation; 0: never", 0, most);
@@ -82,6 +94,18 @@ inline LossScale loss_scale_of(const Config& c, const Recipe& r) {
     if (*end || !(value > 0) || !std::isnormal(value)) // so that 1 / value is finite too
         refuse("--loss-scale %s: expected none, dynamic, auto or a positive number", c.loss_scale.c_str());
     return LossScale::fixed(value);
+}
+
+// The precision procedure's rules.
+inline Rules rules_of(const Config& c) {
+    static const char* names[] = {"delayed", "current", "global", "none"};
+    Rules r;
+    const auto found = std::find(std::begin(names), std::end(names), c.scaling);
+    if (found == std::end(names)) refuse("--scaling %s: expected delayed, current, global or none", c.scaling.c_str());
+    r.scaling = (Scaling)(found - names);
+    r.window = c.scale_window, r.margin = c.scale_margin, r.interval = c.scale_interval, r.deadband = c.scale_deadband;
+    r.guard = !c.no_guard, r.promote = !c.no_promote;
+    return r;
 }
 
 // The learning rate of applied step t = 0, 1, ...: linear warmup, then a cosine from lr down to min_lr.

@@ -187,8 +187,11 @@ struct GPT {
     Parameter *wte, *wpe;
     std::vector<Block> blocks;
     LayerNorm lnf;
-    std::vector<std::pair<std::string, CastSite*>> sites; // every FP8 cast of an input or a gradient, by name
-    std::vector<CastStats> seen;                          // ... and what it saw in the last step
+    Rules rules;                                          // of the precision procedure,
+    PolicyState policy;                                   // and what it knows of each FP8 cast of an input or a gradient:
+    std::vector<std::pair<std::string, CastSite*>> sites; // these, by name, in the order in which a step casts
+    std::vector<CastStats> seen;                          // ... and what each saw in the last step
+    std::vector<TensorState> uncast;                      // of the other recipes' inputs and gradients
     Arena arena;
     std::vector<Activations<T>> now; // of the last forward pass: none or one
 
@@ -230,17 +233,23 @@ struct GPT {
             l.gamma = next->weight(), l.dgamma = next->gradient(), next++;
             l.beta = next->weight(), l.dbeta = next->gradient(), next++;
         };
-        CastStats* site = site_stats();
-        auto cast_site = [&](CastSite& c, const std::string& name, Format f) {
-            c.format = f, c.stats = site, site += 2;
-            if (is_fp8(f)) sites.push_back({name, &c});
+        const int n = 8 * shape.layers;
+        const bool fp8 = is_fp8(recipe.input);
+        std::vector<TensorState>& states = fp8 ? policy.tensors : uncast;
+        states.resize(n);
+        sites.resize(fp8 ? n : 0);
+        int linears = 0; // the i-th Linear's input is cast i-th, its gradient i-th from the end
+        auto cast_site = [&](CastSite& c, const std::string& name, Format f, Role role, int at) {
+            states[at] = TensorState(f, role);
+            c.rules = &rules, c.state = &states[at], c.stats = site_stats() + 2 * at;
+            if (fp8) sites[at] = {name, &c};
         };
         auto linear = [&](Linear& l) {
             const std::string name = next->name.substr(0, next->name.rfind('.'));
             l.dw = next->gradient(), next++;
             l.b = next->weight(), l.db = next->gradient(), next++;
-            cast_site(l.x, name + " input", recipe.input);
-            cast_site(l.dy, name + " gradient", recipe.gradient);
+            cast_site(l.x, name + " input", recipe.input, Role::input, linears);
+            cast_site(l.dy, name + " gradient", recipe.gradient, Role::gradient, n - 1 - linears++);
         };
         wte = next++, wpe = next++;
         for (Block& b : blocks) {

@@ -15,7 +15,7 @@
 #include "column_sum.cuh"
 #include "layernorm.cuh"
 #include "matmul.cuh"
-#include "scaling.cuh"
+#include "policy.cuh"
 
 #if defined(ON_CPU)
 constexpr bool BOTH_WAYS = false;
@@ -28,6 +28,37 @@ struct Cast {
     Operand by_row, by_col;
 };
 
+// clang-format off
+enum class Pass { train, evaluate };
+// clang-format on
+
+// The input or the output gradient of a Linear, cast at every step: policy.cuh decides with which format and which scale.
+struct CastSite {
+    const Rules* rules = nullptr;
+    const TensorState* state = nullptr;
+    CastStats* stats = nullptr; // on the machine: [0] of this step, [1] of whatever an evaluation casts
+    bool has_first_k = false;   // a first scale is of the first micro-batch, and the same for all of its step's
+    int first_k = 0;
+
+    Format format() const { return state->format; }
+    bool scale_is_known() const { return !needs_own_amax(*rules, *state); }
+
+    // The exponent to cast x with. The first use is measured, not guessed: a scale of 1 would flush a gradient of 1e-6.
+    template <class T>
+    int exponent_for(Tensor<T> x, Pass pass) {
+        if (scale_is_known()) return state->k;
+        if (has_first_k) return first_k;
+        CastStats* scratch = stats + 1;
+        fill_zero(scratch, sizeof(CastStats));
+        measure(scratch, x);
+        CastStats seen;
+        copy_to_host(&seen, scratch, 1);
+        const int k = cast_exponent(*rules, *state, seen.amax_bits);
+        if (pass == Pass::train && keeps_scale(*rules, *state) && seen.amax_bits) has_first_k = true, first_k = k;
+        return k;
+    }
+};
+
 struct Linear {
     Cast w = {};             // (N, K), as rounded after the last optimizer step
     Tensor<float> b, dw, db; // (1, N), (N, K), (1, N)
@@ -37,30 +68,30 @@ struct Linear {
 
 // FP8 codes as operands: (rows, cols) in q, and where qt is given the same codes as (cols, rows) there.
 inline Cast codes_of(const CastSite& site, int k, const uint8_t* q, const uint8_t* qt, int rows, int cols) {
-    const Operand by_row = {q, site.format, k, cols, 1, 0, 0}, by_col = {qt, site.format, k, 1, rows, 0, 0};
+    const Operand by_row = {q, site.format(), k, cols, 1, 0, 0}, by_col = {qt, site.format(), k, 1, rows, 0, 0};
     return {by_row, qt ? by_col : by_row};
 }
 
-// x as the products read it: x itself where its format is the site's, else codes in `codes`, with what was seen counted.
+// x as the products read it: x itself unless the site's format is FP8, else codes in `codes`, with what was seen counted.
 template <class T>
 Operand cast(CastSite& site, Tensor<uint8_t> codes, Tensor<T> x, Pass pass) {
-    if (site.format == format_of<T>) return operand(x);
+    if (!is_fp8(site.format())) return operand(x);
     ENSURE(codes.size() >= x.size(), "%zu bytes for %zu codes", codes.size(), x.size());
     const int k = site.exponent_for(x, pass);
-    quantise(codes.data, site.format, k, site.stats + (pass == Pass::evaluate), x);
+    quantise(codes.data, site.format(), k, site.stats + (pass == Pass::evaluate), x);
     return codes_of(site, k, codes.data, nullptr, x.rows, x.cols).by_row;
 }
 
 // cast(layernorm(x)), on a GPU in one kernel once the scale is known. `y` receives layernorm(x); there only the first time.
 template <class T>
 Operand layernorm_cast(Tensor<T> y, Tensor<float> mean, Tensor<float> rstd, Tensor<T> x, const LayerNorm& w, CastSite& site, Tensor<uint8_t> codes, Pass pass) {
-    if (site.format == format_of<T> || !site.measured) {
+    if (!is_fp8(site.format()) || !site.scale_is_known()) {
         layernorm_forward(y, mean, rstd, x, w);
         return cast(site, codes, y, pass);
     }
     if (BOTH_WAYS) y.data = nullptr; // on a CPU two kernels are faster than one
-    layernorm_forward(y, mean, rstd, x, w, codes.data, site.format, site.k, site.stats + (pass == Pass::evaluate));
-    return codes_of(site, site.k, codes.data, nullptr, x.rows, x.cols).by_row;
+    layernorm_forward(y, mean, rstd, x, w, codes.data, site.format(), site.state->k, site.stats + (pass == Pass::evaluate));
+    return codes_of(site, site.state->k, codes.data, nullptr, x.rows, x.cols).by_row;
 }
 
 // y (BT, N) = x w^T + b, and what the epilogue adds.
@@ -108,24 +139,24 @@ struct LinearScratch {
 // dy as both of its products read it.
 template <class T>
 Cast cast_gradient(CastSite& site, const LinearScratch& s, Tensor<T> dy) {
-    if (site.format == format_of<T>) return {operand(dy), operand(dy)};
+    if (!is_fp8(site.format())) return {operand(dy), operand(dy)};
     ENSURE(s.codes.size() >= dy.size(), "%zu bytes for %zu codes", s.codes.size(), dy.size());
     const int k = site.exponent_for(dy, Pass::train);
     uint8_t* by_col = BOTH_WAYS ? s.codes_by_col.data : nullptr;
-    quantise(s.codes.data, site.format, k, site.stats, dy, by_col);
+    quantise(s.codes.data, site.format(), k, site.stats, dy, by_col);
     return codes_of(site, k, s.codes.data, by_col, dy.rows, dy.cols);
 }
 
 // cast(dx) where dx = dy * gelu'(x), in one kernel once the scale is known; dx itself is written too, and may be dy.
 template <class T>
 Cast gelu_backward_cast(Tensor<T> dx, Tensor<T> dy, Tensor<T> x, CastSite& site, const LinearScratch& s) {
-    if (site.format == format_of<T> || !site.measured) {
+    if (!is_fp8(site.format()) || !site.scale_is_known()) {
         gelu_backward(dx, dy, x);
         return cast_gradient(site, s, dx);
     }
     uint8_t* by_col = BOTH_WAYS ? s.codes_by_col.data : nullptr;
-    gelu_backward(dx, dy, x, s.codes.data, site.format, site.k, site.stats, by_col);
-    return codes_of(site, site.k, s.codes.data, by_col, dx.rows, dx.cols);
+    gelu_backward(dx, dy, x, s.codes.data, site.format(), site.state->k, site.stats, by_col);
+    return codes_of(site, site.state->k, s.codes.data, by_col, dx.rows, dx.cols);
 }
 
 // dx (BT, K) = dy w,  l.dw += dy^T x,  l.db += sum of dy; the products read dy_read, its cast.

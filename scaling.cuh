@@ -19,8 +19,6 @@
 
 // A scale 2^k stays within these, so that every FP8 value times 2^-k is a normal BF16 number: decoding is exact.
 constexpr int K_LIMIT = 110;
-// One binade is left free above an amax of past steps, because the next one may be larger.
-constexpr int MARGIN = 1;
 
 // The largest k with amax * 2^k <= largest finite number of f, less `margin`, from the bits of amax: with
 // amax = 1.m * 2^e and largest = 1.M * 2^E it is E - e, or one less where 1.m > 1.M. amax must be finite and positive.
@@ -32,31 +30,13 @@ inline int scale_exponent(Format f, float amax, int margin = 0) {
     return std::min(std::max(k, -K_LIMIT), K_LIMIT);
 }
 
-// The amax of the last 16 steps. Only finite positive values enter: a step that did not run or met only zeros says
-// nothing, and one Inf must not decide 16 scales.
-struct AmaxWindow {
-    static constexpr int LENGTH = 16;
-    float amax[LENGTH] = {};
-    int head = 0;
-
-    void push(float value) {
-        if (!(value > 0) || !std::isfinite(value)) return;
-        amax[head] = value;
-        head = (head + 1) % LENGTH;
-    }
-    float max() const {
-        float m = 0;
-        for (float a : amax) m = a > m ? a : m;
-        return m;
-    }
-};
-
 // ==== what a cast sees: integers, counted in the kernel that casts ===================================================
 
 struct CastStats {
     unsigned amax_bits; // of the finite |x|, as bits: for positive floats the order of bits is the order of values
     unsigned nan, inf;  // a saturating cast hides an Inf: this count is how the step still learns of it
     unsigned saturated; // finite, but past the format's largest after scaling
+    unsigned nonzero, flushed, subnormal; // x != 0; of these those whose code is 0, and those whose code is subnormal
     float amax() const { return bits_as<float>(amax_bits); }
 };
 
@@ -71,11 +51,15 @@ __device__ inline void count_value(CastStats& s, float x) {
 // Adds one warp's counts to the tensor's. Integer atomics: any order gives the same result.
 __device__ inline void publish(CastStats* total, CastStats s) {
     s.amax_bits = warp_max(s.amax_bits), s.nan = warp_sum(s.nan), s.inf = warp_sum(s.inf), s.saturated = warp_sum(s.saturated);
+    s.nonzero = warp_sum(s.nonzero), s.flushed = warp_sum(s.flushed), s.subnormal = warp_sum(s.subnormal);
     if (threadIdx.x % WARP) return;
     atomicMax(&total->amax_bits, s.amax_bits);
     if (s.nan) atomicAdd(&total->nan, s.nan);
     if (s.inf) atomicAdd(&total->inf, s.inf);
     if (s.saturated) atomicAdd(&total->saturated, s.saturated);
+    if (s.nonzero) atomicAdd(&total->nonzero, s.nonzero);
+    if (s.flushed) atomicAdd(&total->flushed, s.flushed);
+    if (s.subnormal) atomicAdd(&total->subnormal, s.subnormal);
 }
 
 // amax, NaN and Inf of x. One block per CHUNK elements; reads x once.
@@ -102,9 +86,14 @@ void measure(CastStats* stats, Tensor<T> x) {
 template <class Q>
 __device__ inline Q code_of(CastStats& s, float value, float scale) {
     const float scaled = value * scale, largest = decode<Q>(Layout<Q>::max_finite);
+    const Q code = saturate_to<Q>(scaled);
+    const unsigned magnitude = bits_as<unsigned>(value) & 0x7FFFFFFF, coded = code.bits & 0x7Fu;
     count_value(s, value);
     s.saturated += (fabsf(scaled) > largest) & (fabsf(value) < HUGE_VALF) ? 1u : 0u;
-    return saturate_to<Q>(scaled);
+    s.nonzero += magnitude != 0 ? 1u : 0u;
+    s.flushed += (magnitude != 0) & (coded == 0) ? 1u : 0u;
+    s.subnormal += (coded != 0) & (coded < 1u << Layout<Q>::mantissa_bits) ? 1u : 0u;
+    return code;
 }
 
 // A block turns a tile of 128 rows and 32 columns of codes: codes_at(s, i, end) gives N neighbours in a row, which ends at
@@ -185,44 +174,6 @@ __global__ void transpose_codes_kernel(Q* qt, const Q* q, int rows, int cols) {
 inline void transpose_codes(void* qt, const void* q, int rows, int cols) {
     launch(transpose_codes_kernel<uint8_t>, turn_blocks(rows, cols), BLOCK, (uint8_t*)qt, (const uint8_t*)q, rows, cols);
 }
-
-// ==== an operand that is cast at every step ==========================================================================
-
-// clang-format off
-enum class Pass { train, evaluate };
-// clang-format on
-
-// The input or the output gradient of one Linear: its format, its scale, and the evidence for the next step's scale.
-struct CastSite {
-    Format format = FP32;
-    int k = 0;             // of this optimizer step: the same for all of its micro-batches
-    bool measured = false; // false until the first non-zero tensor came by
-    AmaxWindow window;
-    CastStats* stats = nullptr; // on the machine: [0] of this step, [1] of whatever an evaluation casts
-
-    // The exponent to cast x with. The first use is measured, not guessed: a scale of 1 would flush a gradient of 1e-6.
-    template <class T>
-    int exponent_for(Tensor<T> x, Pass pass) {
-        if (measured) return k;
-        CastStats* scratch = stats + 1;
-        fill_zero(scratch, sizeof(CastStats));
-        measure(scratch, x);
-        CastStats seen;
-        copy_to_host(&seen, scratch, 1);
-        int first = seen.amax() > 0 ? scale_exponent(format, seen.amax(), MARGIN) : 0;
-        if (pass == Pass::train && seen.amax() > 0) k = first, measured = true;
-        return first;
-    }
-
-    // A step that was dropped decides nothing: a scale that only it has seen is measured again.
-    void drop_step() { measured = window.max() > 0; }
-
-    // At the end of a step that was applied, with the statistics of all its micro-batches.
-    void end_step(const CastStats& seen) {
-        window.push(seen.amax());
-        if (window.max() > 0) k = scale_exponent(format, window.max(), MARGIN);
-    }
-};
 
 // ==== loss scale =====================================================================================================
 

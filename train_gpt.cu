@@ -12,10 +12,9 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 #include "command_line.h"
+#include "decisions.h"
 #include "plot.h"
 #include "training.cuh"
-
-using Json = nlohmann::ordered_json;
 
 // ==== what a person sees =============================================================================================
 
@@ -93,8 +92,8 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     Config options = c;
     Json config;
     each_option(options, [&](const char* name, auto& field, const char*, auto...) { config[name + 2] = field; });
-    const std::string text = config.dump(2, ' ', false, Json::error_handler_t::replace); // a path may hold any bytes, JSON not
-    if (!(std::ofstream(out / "config.json") << text << std::endl))
+    const std::string options_text = config.dump(2, ' ', false, Json::error_handler_t::replace); // a path may hold any bytes, JSON not
+    if (!(std::ofstream(out / "config.json") << options_text << std::endl))
         throw Error(1, format("cannot write %s: is the disk full?", (out / "config.json").c_str()));
 
     Json log = Json::array();
@@ -106,6 +105,11 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
 
     GPT<T> gpt(shape, recipe, c.batch, c.context, c.ema > 0);
     gpt.initialise((uint32_t)c.seed);
+    gpt.rules = rules_of(c);
+    std::vector<std::string> names; // of the tensors that are cast
+    for (auto& [name, site] : gpt.sites) names.push_back(name);
+    std::ofstream decisions(out / "decisions.jsonl");
+    decisions << header_of(gpt.rules, gpt.policy, names).dump() << std::endl;
     LossScale scale = loss_scale_of(c, recipe);
     Progress at;
     const bool terminal = isatty(1);
@@ -129,16 +133,21 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     look();
     while (at.applied < c.steps) {
         const double start = seconds_now();
-        const StepResult r = train_step(gpt, scale, at, data.train, c);
+        StepEvidence evidence;
+        const StepResult r = train_step(gpt, scale, at, data.train, c, &evidence);
+        const std::string decision = text(r.decision, names);
+        decisions << line_of(evidence, r.decision, gpt.policy, names).dump() << "\n";
         const double now = seconds_now();
         spent += now - start;
         const double rate = (double)c.accumulate * c.batch * c.context / (now - start);
         Json line = {{"step", at.applied + r.skipped}, {"loss", r.loss}, {"grad_norm", r.norm}, {"lr", r.lr}};
         line["loss_scale"] = r.loss_scale, line["skipped"] = r.skipped, line["tokens_per_second"] = rate, line["seconds"] = now - begin;
         if (is_fp8(recipe.input)) line["saturated"] = r.saturated;
-        if (r.skipped) {
+        if (is_fp8(recipe.input) || r.skipped) line["decision"] = decision;
+        const bool replays = r.decision.verdict == Verdict::replay, stops = r.decision.verdict == Verdict::stop;
+        if (r.skipped && !replays) {
             std::string bad = first_nonfinite(gpt);
-            if (at.skipped_in_a_row == 1) first_bad = format("%s, at step %d", bad.c_str(), at.applied + 1);
+            if (gpt.policy.drops == 1) first_bad = format("%s, at step %d", bad.c_str(), at.applied + 1);
             line["first_bad"] = bad;
         }
         write(line);
@@ -147,19 +156,24 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
             shown = now;
             printf("%sstep %5d/%d | %s | loss %.4f | norm %.3f | lr %.2e | loss scale %g | skipped %d | %.0f tok/s | %.0f s left%s", terminal ? "\r\033[K" : "",
                    at.applied, c.steps, recipe.name, r.loss, r.norm, r.lr, scale.value, at.skipped, rate,
-                   spent / at.attempts * (c.steps - at.applied), terminal ? "" : "\n");
+                   spent / at.batches * (c.steps - at.applied), terminal ? "" : "\n");
             fflush(stdout);
         }
-        if (at.skipped_in_a_row >= 8) {
+        if (stops) {
             if (terminal) printf("\n");
-            throw Error(1, format("stopped at step %d: 8 steps in a row were not finite; the first tensor that went bad was "
+            throw Error(1, format("stopped at step %d: 8 steps in a row had to be dropped; the first tensor that went bad was "
                                   "%s (loss scale now %g)",
                                   at.applied + 1, first_bad.c_str(), scale.value));
         }
         if (evaluation_due) look();
     }
     if (terminal) printf("\n");
-    if (is_fp8(recipe.input)) printf("FP8 casts that saturated: %llu\n", (unsigned long long)at.saturated);
+    if (is_fp8(recipe.input)) {
+        int promoted = 0;
+        for (const TensorState& t : gpt.policy.tensors) promoted += !is_fp8(t.format);
+        printf("FP8: %d steps replayed because a cast saturated, %d batches dropped, %d of %zu tensors promoted; every decision is in decisions.jsonl\n",
+               at.replayed, at.skipped, promoted, names.size());
+    }
 
     if (!data.questions.empty() && c.eval_every && c.eval_batches) {
         const double accuracy = answer_accuracy(gpt, data.questions, c);
@@ -200,10 +214,16 @@ int main(int argc, char** argv) try {
     if (c.formats) return printf("%s", formats_table().c_str()), 0;
     printf("machine: %s\n", describe_machine().c_str());
     if (c.machine) return 0;
+    if (!c.replay.empty()) {
+        const Replayed r = replay((std::filesystem::path(c.replay) / "decisions.jsonl").string());
+        printf("%d attempts decided again, all as the run decided: %d applied, %d replayed, %d dropped; %d scales or formats changed\n", r.attempts,
+               r.verdicts[0], r.verdicts[1], r.verdicts[2] + r.verdicts[3], r.reasons);
+        return 0;
+    }
 
     const Data data = load_data(c.data, c.val_data, c.vocab);
     check_context(data, c.context);
-    loss_scale_of(c, recipe_named(c.recipe)); // refuse a bad one before anything is written
+    loss_scale_of(c, recipe_named(c.recipe)), rules_of(c); // refuse a bad one before anything is written
     if (!c.sample.empty() && !data.bytes)
         refuse("--sample %s: only a model of bytes can continue text, and these data are %d kinds of tokens", c.sample.c_str(), data.vocab);
     for (unsigned char ch : c.sample)

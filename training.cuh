@@ -1,6 +1,6 @@
 // training.cuh -- one step of training, and ways to look at the model that it trains.
 //
-//   train_step   micro-batches -> finite? -> unscale and clip -> AdamW on the FP32 masters -> round -> average
+//   train_step   micro-batches -> does it count? (policy.cuh) -> unscale and clip -> AdamW on the FP32 masters -> round -> average
 //   evaluate     mean loss on fixed validation windows        answer_accuracy   sums that the model never saw
 //   generate     one token after the other
 //
@@ -17,50 +17,58 @@
 // ==== one optimizer step =============================================================================================
 
 struct Progress {
-    int applied = 0;       // updates made: AdamW's t, and what the learning rate follows
-    uint64_t attempts = 0; // batches drawn: also those whose step was dropped
-    int skipped = 0, skipped_in_a_row = 0;
-    uint64_t saturated = 0; // FP8 casts past the format's largest, in applied steps
+    int applied = 0;      // updates made: AdamW's t, and what the learning rate follows
+    uint64_t batches = 0; // drawn: those of dropped steps too; a replay draws none
+    int skipped = 0, replayed = 0;
 };
 
 struct StepResult {
     double loss, norm;
     float lr, loss_scale;
-    bool skipped;
+    bool skipped; // nothing moved: dropped, or to be replayed
     unsigned saturated;
+    Decision decision;
 };
 
+inline Evidence evidence_of(const CastStats& s) {
+    Evidence e;
+    e.amax_bits = s.amax_bits, e.nan = s.nan, e.inf = s.inf, e.saturated = s.saturated;
+    e.flushed = s.flushed, e.subnormal = s.subnormal, e.nonzero = s.nonzero;
+    return e;
+}
+
 template <class T>
-StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens& tokens, const Config& c) {
+StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens& tokens, const Config& c, StepEvidence* evidence = nullptr) {
     // 1. Gradients of `scale * loss`, summed in FP32 over the micro-batches. The scale lifts small gradients into FP16's
     //    range; in the other recipes it stays 1.
-    StepResult r = {0, 0, learning_rate(c, at.applied), scale.value, false, 0};
+    StepResult r = {0, 0, learning_rate(c, at.applied), scale.value, false, 0, {}};
     fill_zero(gpt.gradients.data(), gpt.gradients.bytes());
     for (int micro = 0; micro < c.accumulate; micro++) {
-        Batch batch = train_batch(tokens, c.batch, c.context, (uint32_t)c.seed, at.attempts, micro, c.accumulate);
+        Batch batch = train_batch(tokens, c.batch, c.context, (uint32_t)c.seed, at.batches, micro, c.accumulate);
         TokenBatch on_machine = gpt.upload(batch.x, batch.y, batch.B, batch.T);
         gpt_forward(gpt, on_machine, Pass::train);
         r.loss += gpt_loss(gpt, on_machine, scale.value / c.accumulate) / c.accumulate;
         if (!std::isfinite(r.loss)) break; // the step is lost: leave the activations as they are, for the autopsy
         gpt_backward(gpt, on_machine);
     }
-    at.attempts++;
 
-    // 2. Is everything finite? The FP32 gradients, and what the saturating FP8 casts saw. If not, nothing moves: no
-    //    weight, no moment, no t, no learning rate, no average, no FP8 scale; only the loss scale is halved.
-    const std::vector<CastStats>& casts = take_cast_stats(gpt);
-    unsigned nonfinite = 0;
-    for (const CastStats& s : casts) nonfinite += s.nan + s.inf, r.saturated += s.saturated;
+    // 2. Does this step count? The FP32 gradients, and what the saturating FP8 casts saw, decide before anything moves. If
+    //    it does not, no weight, no moment, no t, no learning rate, no average moves. A step that only saturated is tried
+    //    again with the same batch, its scales repaired.
     r.norm = global_norm((float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale.value, (float*)gpt.partial.data());
-    if (!std::isfinite(r.loss) || !std::isfinite(r.norm) || nonfinite) {
-        for (auto& [name, site] : gpt.sites) site->drop_step();
-        scale.overflowed();
-        at.skipped++, at.skipped_in_a_row++;
+    StepEvidence seen = {std::isfinite(r.loss), std::isfinite(r.norm), {}};
+    for (const CastStats& s : take_cast_stats(gpt)) seen.tensors.push_back(evidence_of(s)), r.saturated += s.saturated;
+    r.decision = decide(gpt.rules, gpt.policy, seen);
+    if (evidence) *evidence = seen;
+    for (auto& [name, site] : gpt.sites) site->has_first_k = false;
+    const bool replay = r.decision.verdict == Verdict::replay;
+    at.batches += !replay;
+    if (r.decision.verdict != Verdict::apply) {
+        if (r.decision.cause != Cause::saturated) scale.overflowed();
+        at.skipped += !replay, at.replayed += replay;
         r.skipped = true;
         return r;
     }
-
-    for (size_t i = 0; i < casts.size(); i++) gpt.sites[i].second->end_step(casts[i]); // the next step's FP8 scales
 
     // 3. AdamW moves the FP32 masters and rounds them to what the products read. Clipping comes after unscaling: the norm
     //    above is that of the true gradients.
@@ -74,7 +82,6 @@ StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens&
     if (c.ema > 0) update_average(gpt.parameters, (float)c.ema);
 
     scale.succeeded();
-    at.skipped_in_a_row = 0, at.saturated += r.saturated;
     return r;
 }
 

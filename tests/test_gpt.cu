@@ -153,8 +153,7 @@ std::string state(const Model& gpt) {
     std::string all;
     for (const Buffer* b : {&gpt.masters, &gpt.moments, &gpt.low, &gpt.gradients}) all += bytes_at(b->data(), b->bytes());
     for (auto& [name, site] : gpt.sites) {
-        all += format(" %s k=%d measured=%d head=%d", name.c_str(), site->k, site->measured, site->window.head);
-        for (float amax : site->window.amax) all += format(" %a", amax);
+        all += name + std::string((const char*)site->state, sizeof(TensorState));
     }
     for (const Parameter& p : gpt.parameters) all += format(" %d", p.k);
     return all;
@@ -344,7 +343,7 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
     GPT<bf16>& gpt = owner.gpt;
     gpt.initialise(1);
     CHECK(gpt.sites.size() == 8 * 2); // four Linears in a block, an input and a gradient each
-    for (auto& [name, site] : gpt.sites) CHECK(!site->measured);
+    for (auto& [name, site] : gpt.sites) CHECK(!site->scale_is_known());
 
     owner.forward_backward(random_batch(c, 2), 1);
     for (auto& named : gpt.sites) {
@@ -352,11 +351,11 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
         const CastSite* site = named.second;
         CAPTURE(name);
         const bool is_input = name.find(" input") != std::string::npos;
-        CHECK(site->format == (is_input ? E4M3 : E5M2));
-        CHECK(site->measured);
+        CHECK(site->format() == (is_input ? E4M3 : E5M2));
+        CHECK(site->has_first_k);
         CastStats seen;
         copy_to_host(&seen, site->stats, 1);
-        const double scaled = std::ldexp(seen.amax(), site->k), largest = is_input ? 448 : 57344;
+        const double scaled = std::ldexp(seen.amax(), site->first_k), largest = is_input ? 448 : 57344;
         CHECK(scaled <= largest / 2); // one binade is left free, and not two
         CHECK(scaled > largest / 4);
         CHECK(seen.saturated + seen.nan + seen.inf == 0);
@@ -370,8 +369,8 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
         copy_to_host(values.data(), x.data, x.size()), copy_to_host(stored.data(), (const Code*)codes.data, x.size());
         Worst worst;
         for (size_t i = 0; i < values.size(); i++)
-            worst.see(i, std::ldexp(to_float(stored[i]), -site.k), to_float(values[i]),
-                      std::ldexp(rounding_error<Code>(std::ldexp(to_float(values[i]), site.k)), -site.k));
+            worst.see(i, std::ldexp(to_float(stored[i]), -site.first_k), to_float(values[i]),
+                      std::ldexp(rounding_error<Code>(std::ldexp(to_float(values[i]), site.first_k)), -site.first_k));
         check("codes", worst, x.cols);
     };
     auto& a = gpt.now[0];
@@ -388,7 +387,7 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
         std::vector<e5m2> dy((size_t)BT * N);
         copy_to_host(x.data(), (const e4m3*)a.blocks[0].ln1_codes.data, x.size()), copy_to_host(dy.data(), (const e5m2*)a.d.linear.codes.data, dy.size());
         const auto got = floats_at(dw.data, dw.size());
-        const double scale = std::ldexp(1.0, -gpt.blocks[0].qkv.x.k - gpt.blocks[0].qkv.dy.k);
+        const double scale = std::ldexp(1.0, -gpt.blocks[0].qkv.x.first_k - gpt.blocks[0].qkv.dy.first_k);
         Worst worst;
         for (int n = 0; n < N; n++)
             for (int k = 0; k < K; k++) {
@@ -423,18 +422,17 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
 
     const std::vector<CastStats> casts = take_cast_stats(gpt);
     REQUIRE(casts.size() == gpt.sites.size());
-    for (size_t i = 0; i < casts.size(); i++) {
-        CHECK(casts[i].saturated == 0);
-        gpt.sites[i].second->end_step(casts[i]);
-    }
-    for (const CastStats& s : take_cast_stats(gpt)) CHECK(s.amax_bits + s.nan + s.inf + s.saturated == 0); // counting started anew
-    for (auto& named : gpt.sites) {
-        const std::string& name = named.first;
-        const CastSite* site = named.second;
-        CAPTURE(name);
-        const double largest = site->format == E4M3 ? 448 : 57344;
-        CHECK(std::ldexp(site->window.max(), site->k) <= largest / 2);
-        CHECK(std::ldexp(site->window.max(), site->k) > largest / 4);
+    StepEvidence evidence;
+    for (const CastStats& s : casts) evidence.tensors.push_back(evidence_of(s));
+    for (const CastStats& s : take_cast_stats(gpt)) CHECK(s.amax_bits + s.nan + s.inf + s.saturated + s.nonzero == 0); // counting started anew
+    CHECK(decide(gpt.rules, gpt.policy, evidence).verdict == Verdict::apply);
+    for (size_t i = 0; i < gpt.sites.size(); i++) {
+        CAPTURE(gpt.sites[i].first);
+        const CastSite* site = gpt.sites[i].second;
+        CHECK(site->state == &gpt.policy.tensors[i]);
+        const double largest = site->format() == E4M3 ? 448 : 57344, amax = bits_as<float>(evidence.tensors[i].amax_bits);
+        CHECK(std::ldexp(amax, site->state->k) <= largest / 2);
+        CHECK(std::ldexp(amax, site->state->k) > largest / 4);
     }
 }
 

@@ -376,7 +376,7 @@ TEST_CASE("every recipe trains: a log of one object per line, the steps in order
         REQUIRE(r.steps.size() == 5);
         REQUIRE(r.evaluations.size() == 4);
         Args keys = {"step", "loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens_per_second", "seconds"};
-        if (is_fp8(recipe.input)) keys.push_back("saturated");
+        if (is_fp8(recipe.input)) keys.insert(keys.end(), {"saturated", "decision"});
         double clock = 0;
         for (const Json& line : r.steps) {
             Args found;
@@ -393,7 +393,7 @@ TEST_CASE("every recipe trains: a log of one object per line, the steps in order
         for (const Json& line : r.evaluations) CHECK(line.size() == 2);
 
         CHECK(read(r / "out/loss.png").substr(0, 16) == std::string("\x89PNG\r\n\x1A\n\0\0\0\rIHDR", 16));
-        CHECK(std::distance(fs::directory_iterator(r / "out"), fs::directory_iterator()) == 3); // and nothing else
+        CHECK(std::distance(fs::directory_iterator(r / "out"), fs::directory_iterator()) == 4); // with decisions.jsonl, and nothing else
 
         const Json config = Json::parse(read(r / "out/config.json"));
         Config c;
@@ -660,6 +660,68 @@ TEST_CASE("the built-in stories come with questions: the share that is answered 
 }
 
 } // namespace
+
+// ==== the precision procedure ========================================================================================
+
+TEST_CASE("a run's decisions can be computed again from what it logged, and one that was changed is found") {
+    for (const char* recipe : {"fp8", "fp16"}) {
+        CAPTURE(std::string(recipe));
+        Run r(QUIET + Args{"--recipe", recipe, "--steps", "40", "--lr", "0.01"});
+        REQUIRE_GOOD(r);
+        const Outcome again = run({"--replay", r / "out"});
+        CHECK(again.status == 0);
+        CHECK(contains(again.out, format("%zu attempts decided again", r.steps.size())));
+        CHECK(contains(again.out, "40 applied"));
+
+        std::vector<std::string> lines = lines_of(read(r / "out/decisions.jsonl"));
+        REQUIRE(lines.size() == 1 + r.steps.size());
+        auto with_line = [&](size_t i, const std::string& from, const std::string& to) {
+            std::string all;
+            for (size_t l = 0; l < lines.size(); l++) {
+                std::string line = lines[l];
+                if (l == i) {
+                    REQUIRE(contains(line, from));
+                    line.replace(line.find(from), from.size(), to);
+                }
+                all += line + "\n";
+            }
+            r.write("out/decisions.jsonl", all);
+            return run({"--replay", r / "out"});
+        };
+        Outcome changed = with_line(7, "\"decision\":\"", "\"decision\":\"drop; ");
+        CHECK(changed.status == 1);
+        check_line(changed, {"decisions.jsonl:8: the run decided 'drop; "});
+        changed = with_line(5, "\"state\":", "\"state\":1");
+        CHECK(changed.status != 0);
+        if (std::string(recipe) == "fp8") {
+            changed = with_line(9, "[[", "[[5,"); // an amax that was not seen
+            CHECK(changed.status == 1);
+            check_line(changed, {"decisions.jsonl:"});
+        }
+        changed = with_line(3, "\"tensors\":[", "\"tensors\":[[4294967295,0,0,0,0,0,0],"); // not a number
+        CHECK(changed.status != 0);
+        changed = with_line(0, "{", "[");
+        CHECK(changed.status == 2);
+        check_line(changed, {"decisions.jsonl:1: not a file of decisions"});
+    }
+    const Outcome none = run({"--replay", "/no/such/folder"});
+    CHECK(none.status == 2);
+    check_line(none, {"--replay", "/no/such/folder/decisions.jsonl"});
+    check_refused({"--scaling", "sometimes"}, {"--scaling sometimes", "delayed, current, global or none"});
+    check_refused({"--scale-window", "65"}, {"--scale-window", "65", "64"});
+}
+
+TEST_CASE("every way of scaling trains in FP8; without a guard nothing is replayed") {
+    for (const Args& way : {Args{"--scaling", "current"}, Args{"--scaling", "global"}, Args{"--scaling", "none"}, Args{"--no-guard"}, Args{"--no-promote"},
+                            Args{"--scale-window", "3", "--scale-margin", "0", "--scale-interval", "1", "--scale-deadband", "1"}}) {
+        CAPTURE(way[0] + (way.size() > 1 ? " " + way[1] : ""));
+        Run r(QUIET + Args{"--recipe", "fp8", "--steps", "12"} + way);
+        REQUIRE_GOOD(r);
+        CHECK(r.steps.back()["step"] == 12);
+        if (way[0] == "--no-guard") CHECK(r.steps.size() == 12);
+        CHECK(run({"--replay", r / "out"}).status == 0);
+    }
+}
 
 // ==== one source, two machines =======================================================================================
 
