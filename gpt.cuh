@@ -424,6 +424,11 @@ std::string first_nonfinite(GPT<T>& gpt) {
         const std::string name = (a.layer < 0 ? "" : "h." + std::to_string(a.layer) + ".") + a.name;
         for (size_t i = 0; i < gpt.seen.size(); i++)
             if (gpt.sites[i].first == name + " input" && gpt.seen[i].nan + gpt.seen[i].inf > 0) return "input of " + name;
+        if (a.data == gpt.now[0].logits.data) { // nobody writes what pads its rows
+            for (int r = 0; r < a.rows; r++)
+                if (bad(Tensor<float>((float*)a.data + (size_t)r * a.cols, 1, gpt.shape.vocab))) return "activation " + name;
+            continue;
+        }
         const bool is_bad = a.element_bytes == 4 ? bad(Tensor<float>((float*)a.data, a.rows, a.cols)) : bad(Tensor<T>((T*)a.data, a.rows, a.cols));
         if (is_bad) return "activation " + name;
     }
