@@ -46,6 +46,7 @@ inline Config parse_options(int argc, char** argv) {
     if (c.channels % c.heads) refuse("--channels %d is not a multiple of --heads %d", c.channels, c.heads);
     if (c.min_lr < 0 && c.min_lr != -1) refuse("--min-lr %g is negative; expected -1, or 0 and above", c.min_lr);
     if (c.min_lr > c.lr) refuse("--min-lr %g is above --lr %g", c.min_lr, c.lr);
+    if (c.compare && c.reference) refuse("--compare and --reference: expected one of them, not both");
     if (c.out.empty()) refuse("--out is empty; expected the name of a folder");
     if ((int64_t)c.batch * c.heads * c.context > INT32_MAX) // attention has a row for each, and rows are counted in int
         refuse("--batch %d x --heads %d x --context %d is above %d: take more --accumulate, and a smaller --batch", c.batch, c.heads,

@@ -29,6 +29,8 @@ struct Config {
     int scale_window = 16, scale_margin = 1, scale_interval = 16, scale_deadband = 2;
     bool no_guard = false, no_promote = false;
     std::string replay;
+    bool reference = false;
+    double tolerance = 0;
     int64_t seed = 1;
 
     int eval_every = 250, eval_batches = 10;
@@ -74,6 +76,8 @@ void each_option(Config& c, F option) {
     option("--no-guard", c.no_guard, "plain delayed scaling, to compare: the first scale is 1, and steps that saturated count");
     option("--no-promote", c.no_promote, "FP8 tensors stay in FP8 whatever the evidence");
     option("--replay", c.replay, "a folder that --out named: compute its run's decisions again from its decisions.jsonl, and stop");
+    option("--reference", c.reference, "train FP32 twins too, write OUT/claims.json, and fail if a claim does");
+    option("--tolerance", c.tolerance, "of the claim that losses match FP32's, relative; 0: 0.01 in fp8, 0.0025 in the others", 0, 1);
     option("--seed", c.seed, "of the initial weights, the batches and the sample", 0, (int64_t)UINT32_MAX);
     option("--eval-every", c.eval_every, "steps between evaluations; 0: never", 0, most);
     option("--eval-batches", c.eval_batches, "batches of an evaluation; 0: never", 0, most);

@@ -1,6 +1,6 @@
 // train_gpt.cu -- the program: train a GPT, watch it, sample from it. Start reading at main.
 //
-//   main         options -> data -> shape -> train_recipe, once or for all four recipes
+//   main         options -> data -> shape -> train_recipe, once, or for all four recipes, or with FP32 twins and claims
 //   train        the loop: look, step, write the log, tell; then the named metric, a sample, the picture
 //   train_step   the step itself: training.cuh
 //
@@ -11,8 +11,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
+#include "claims.h"
 #include "command_line.h"
-#include "decisions.h"
 #include "plot.h"
 #include "training.cuh"
 
@@ -74,7 +74,7 @@ inline void draw_losses(const std::string& path, const std::string& title, const
 inline void check_memory(const Shape& s, const Config& c) {
     for (const Recipe& r : RECIPES) {
         const size_t needed = memory_needed(s, r, c.batch, c.context, c.ema > 0).total();
-        if ((c.compare || r.name == c.recipe) && needed > machine_memory())
+        if ((c.compare || r.name == c.recipe || (c.reference && r.stored == FP32)) && needed > machine_memory())
             refuse("--recipe %s needs %zu bytes of memory for this model and batch; this machine has %zu: make --layers, --channels, "
                    "--context or --batch smaller",
                    r.name, needed, machine_memory());
@@ -200,6 +200,34 @@ inline Json train_recipe(const Config& c, const Shape& shape, const Data& data) 
     return with_stored(r.stored, [&](auto zero) { return train<decltype(zero)>(c, r, shape, data); });
 }
 
+// The run, its twin in FP32, that twin again with its sums in another order, and what the run may then claim.
+inline void train_with_reference(const Config& c, const Shape& shape, const Data& data) {
+    const std::filesystem::path out(c.out);
+    const Tolerances tolerances = tolerances_for(recipe_named(c.recipe), c.tolerance);
+    printf("to be claimed: %s (hash %08x)\n", tolerances.text().c_str(), tolerances.hash());
+    const Ending run = ending_of(train_recipe(c, shape, data));
+    Config twin = c;
+    twin.recipe = "fp32", twin.tokens = 0, twin.out = (out / "fp32").string();
+    const Ending wide = ending_of(train_recipe(twin, shape, data));
+    Ending noise;
+    if (c.batch % 2 == 0) { // the same examples in each step, and the same windows in each evaluation
+        twin.batch /= 2, twin.accumulate *= 2, twin.eval_batches *= 2, twin.out = (out / "fp32 in another order").string();
+        noise = ending_of(train_recipe(twin, shape, data));
+    }
+
+    const std::vector<Claim> claims = claims_of(tolerances, run, wide, noise, (out / "decisions.jsonl").string());
+    if (!(std::ofstream(out / "claims.json") << json_of(claims, tolerances).dump(2) << std::endl))
+        throw Error(1, format("cannot write %s: is the disk full?", (out / "claims.json").c_str()));
+    std::string failed;
+    printf("\n");
+    for (const Claim& claim : claims) {
+        printf("%s  %-7s  %s\n             %s\n", claim.name.c_str(), claim.holds ? "holds" : "FAILS", claim.says.c_str(), claim.evidence.c_str());
+        if (!claim.holds) failed += (failed.empty() ? "" : " and ") + claim.name;
+    }
+    printf("%s\n", NOT_CLAIMED);
+    if (!failed.empty()) throw Error(1, format("claim %s of this run does not hold: see %s", failed.c_str(), (out / "claims.json").c_str()));
+}
+
 // The one line that a failed run ends with.
 inline int failed(const std::exception& e, int status) {
     fflush(stdout);
@@ -236,6 +264,7 @@ int main(int argc, char** argv) try {
     print_memory(shape, c);
     check_memory(shape, c);
 
+    if (c.reference) return train_with_reference(c, shape, data), 0;
     if (!c.compare) return train_recipe(c, shape, data), 0;
     std::vector<std::pair<std::string, Json>> runs;
     for (const Recipe& r : RECIPES) {

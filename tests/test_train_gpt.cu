@@ -723,6 +723,26 @@ TEST_CASE("every way of scaling trains in FP8; without a guard nothing is replay
     }
 }
 
+TEST_CASE("--reference trains FP32 twins and says what holds; a claim that fails is status 1") {
+    const Args few = {"--batch", "2", "--eval-batches", "1", "--tokens", "0", "--steps", "10", "--recipe", "bf16", "--reference"};
+    Run good(few);
+    REQUIRE_GOOD(good);
+    Json claims = Json::parse(read(good / "out/claims.json"));
+    for (const Json& claim : claims["claims"]) CHECK_MESSAGE(claim["holds"] == true, claim.dump());
+    CHECK(claims["claims"].size() == 4);
+    CHECK(good.outcome.out.find("to be claimed: training loss within 0.0025") < good.outcome.out.find("step "));
+    CHECK(contains(good.outcome.out, "hash " + (std::string)claims["hash"]));
+    CHECK(contains(good.outcome.out, "C3  holds"));
+    for (const char* twin : {"fp32", "fp32 in another order"}) CHECK(fs::exists(good / (std::string("out/") + twin + "/log.jsonl")));
+
+    Run strict(few + Args{"--tolerance", "1e-9"});
+    CHECK(strict.outcome.status == 1);
+    check_line(strict.outcome, {"claim C3 of this run does not hold", "claims.json"});
+    claims = Json::parse(read(strict / "out/claims.json"));
+    for (const Json& claim : claims["claims"]) CHECK_MESSAGE(claim["holds"] == (claim["claim"] != "C3"), claim.dump());
+    check_refused({"--reference", "--compare"}, {"--compare and --reference"});
+}
+
 // ==== one source, two machines =======================================================================================
 
 // FEWBITS_CPU_PROGRAM names the CPU's program while another machine's is tested.

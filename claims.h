@@ -1,0 +1,120 @@
+// claims.h -- what a run may say about its result, each claim with its evidence; and what it does not say.
+//
+//   C1  no applied step overflowed          C2  what was lost: batches dropped, steps replayed, numbers flushed to zero
+//   C3  |loss - loss of the wide twin| <= tolerance, and the named metric too       C4  the decisions can be computed again
+//
+//   loss     mean training loss over the last fifth of the applied steps
+//   metric   the last validation loss
+//   twin     the same options in FP32: same weights, batches, number of applied steps
+//   noise    another FP32 twin whose sums are added in another order: half the batch, twice the micro-batches
+//
+// Units    losses in nats per token, tolerances relative
+// Source   arXiv:2412.19437 reports FP8 within 0.25 % of BF16's loss; the noise floor is this project's own
+// Why      a tolerance chosen after the result proves nothing: it is printed, with its hash, before step 0. One that is
+//          below what another order of sums does to FP32 itself means nothing: hence the noise floor beside it.
+// Tests    tests/test_claims.cu, tests/test_train_gpt.cu
+#pragma once
+#include "decisions.h"
+
+// Relative tolerances, fixed before step 0.
+struct Tolerances {
+    double loss, metric;
+    std::string text() const { return format("training loss within %g, validation loss within %g of FP32's, relative", loss, metric); }
+    uint32_t hash() const {
+        uint32_t h = 2166136261u;
+        for (unsigned char c : text()) h = (h ^ c) * 16777619u;
+        return h;
+    }
+};
+inline Tolerances tolerances_for(const Recipe& r, double given) {
+    const double t = given > 0 ? given : is_fp8(r.input) ? 0.01 : 0.0025;
+    return {t, t};
+}
+
+// What a log says about the run's end. NaN: it does not say.
+struct Ending {
+    int applied = 0;
+    double loss = NAN, metric = NAN;
+};
+inline Ending ending_of(const Json& log) {
+    Ending e;
+    std::vector<double> losses;
+    for (const Json& line : log) {
+        if (line.contains("val_loss")) e.metric = line["val_loss"];
+        else if (line.contains("loss") && !line["skipped"]) losses.push_back(line["loss"]);
+    }
+    e.applied = (int)losses.size();
+    double sum = 0;
+    const size_t last = ceil_div<size_t>(losses.size(), 5);
+    for (size_t i = losses.size() - last; i < losses.size(); i++) sum += losses[i];
+    if (last) e.loss = sum / last;
+    return e;
+}
+
+// Of the attempts that a run logged: what its applied steps and its casts lost.
+struct Losses {
+    int attempts = 0, replays = 0, drops = 0;
+    int64_t overflowed = 0;    // numbers that saturated or were NaN or Inf, in applied steps
+    double worst_flushed = 0;  // of one tensor in one applied step: the share of its non-zero numbers that became 0
+    std::string worst_tensor;
+};
+inline Losses losses_of(const std::string& decisions) {
+    Losses l;
+    std::ifstream file(decisions);
+    std::string line;
+    std::getline(file, line);
+    const Json header = Json::parse(line);
+    while (std::getline(file, line)) {
+        const Json attempt = Json::parse(line);
+        const std::string decision = attempt["decision"];
+        l.attempts++;
+        if (decision.rfind("replay", 0) == 0) l.replays++;
+        else if (decision.rfind("apply", 0) != 0) l.drops++;
+        else
+            for (size_t i = 0; i < attempt["tensors"].size(); i++) {
+                const Json& t = attempt["tensors"][i]; // amax, nan, inf, saturated, flushed, subnormal, nonzero
+                l.overflowed += (int64_t)t[1] + (int64_t)t[2] + (int64_t)t[3];
+                const double share = (int64_t)t[6] ? (double)t[4] / (double)t[6] : 0;
+                if (share > l.worst_flushed) l.worst_flushed = share, l.worst_tensor = header["tensors"][i]["name"];
+            }
+    }
+    return l;
+}
+
+struct Claim {
+    std::string name, says, evidence;
+    bool holds;
+};
+
+// `noise` has no steps where no second twin could be run. Decisions are checked where they were logged.
+inline std::vector<Claim> claims_of(const Tolerances& t, const Ending& run, const Ending& twin, const Ending& noise, const std::string& decisions) {
+    auto apart = [](double a, double b) { return std::fabs(a - b) / std::fabs(b); };
+    const Losses lost = losses_of(decisions);
+    const double loss = apart(run.loss, twin.loss), metric = apart(run.metric, twin.metric);
+    const std::string floor = noise.applied ? format("; FP32 added in another order: %.4f %% and %.4f %%", 100 * apart(noise.loss, twin.loss), 100 * apart(noise.metric, twin.metric))
+                                            : "; no noise floor: the batch cannot be halved";
+    std::vector<Claim> claims = {
+        {"C1", "no applied step overflowed", format("%lld numbers saturated or not finite in %d applied steps", (long long)lost.overflowed, run.applied), lost.overflowed == 0},
+        {"C2", "what was lost is listed",
+         format("%d batches dropped, %d steps replayed; at most %.2f %% of a tensor's numbers flushed to zero%s", lost.drops, lost.replays, 100 * lost.worst_flushed,
+                lost.worst_tensor.empty() ? "" : (", in " + lost.worst_tensor).c_str()), true},
+        {"C3", "matches FP32: " + t.text(),
+         format("training loss %.4f against %.4f: %.4f %%; validation loss %.4f against %.4f: %.4f %%; applied steps %d and %d%s%s", run.loss, twin.loss, 100 * loss, run.metric,
+                twin.metric, 100 * metric, run.applied, twin.applied, lost.drops ? "; batches were dropped: the twin saw others" : "", floor.c_str()),
+         run.applied == twin.applied && loss <= t.loss && (std::isnan(run.metric) || metric <= t.metric)}};
+    try {
+        const Replayed again = replay(decisions);
+        claims.push_back({"C4", "the decisions can be computed again", format("%d of %d attempts", again.attempts, lost.attempts), again.attempts == lost.attempts});
+    } catch (const Error& e) {
+        claims.push_back({"C4", "the decisions can be computed again", e.what(), false});
+    }
+    return claims;
+}
+
+const char* const NOT_CLAIMED = "not claimed: quality beyond these losses, stability beyond this run's length, any speed";
+
+inline Json json_of(const std::vector<Claim>& claims, const Tolerances& t) {
+    Json j = {{"tolerances", t.text()}, {"hash", format("%08x", t.hash())}, {"claims", Json::array()}, {"not_claimed", NOT_CLAIMED}};
+    for (const Claim& c : claims) j["claims"].push_back({{"claim", c.name}, {"says", c.says}, {"holds", c.holds}, {"evidence", c.evidence}});
+    return j;
+}
