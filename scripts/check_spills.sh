@@ -24,7 +24,7 @@ if [ $# = 0 ]; then
     for arch in ${ARCHES:-80 89 90a}; do
         case $known in *"sm_${arch%a}"*) ;; *) continue ;; esac # an older toolkit
         # Optimised as the Makefile does it.
-        $nvcc -x cu -std=c++17 -O3 -I. -arch="sm_$arch" -cubin -Xptxas -v train_gpt.cu -o "build/spills/sm_$arch.cubin" \
+        $nvcc -x cu -std=c++17 -O3 -I. -arch="sm_$arch" -cubin -Werror all-warnings -Xptxas -v train_gpt.cu -o "build/spills/sm_$arch.cubin" \
             >"build/spills/sm_$arch.log" 2>&1 &
         compilers="$compilers $!"
         set -- "$@" "build/spills/sm_$arch.log"
