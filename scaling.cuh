@@ -86,14 +86,17 @@ void measure(CastStats* stats, Tensor<T> x) {
 template <class Q>
 __device__ inline Q code_of(CastStats& s, float value, float scale) {
     const float scaled = value * scale, largest = decode<Q>(Layout<Q>::max_finite);
-    const Q code = saturate_to<Q>(scaled);
-    const unsigned magnitude = bits_as<unsigned>(value) & 0x7FFFFFFF, coded = code.bits & 0x7Fu;
+    // Spacing of Q's subnormals: half of it still rounds to 0, and half of it below the first normal number to that.
+    constexpr uint32_t spacing = (127u + 1 - Layout<Q>::bias - Layout<Q>::mantissa_bits) << 23;
+    const unsigned zero_to = bits_as<unsigned>(bits_as<float>(spacing) * 0.5f);
+    const unsigned normal_from = bits_as<unsigned>(bits_as<float>(spacing) * ((1 << Layout<Q>::mantissa_bits) - 0.5f));
+    const unsigned magnitude = bits_as<unsigned>(value) & 0x7FFFFFFF, size = bits_as<unsigned>(scaled) & 0x7FFFFFFF;
     count_value(s, value);
     s.saturated += (fabsf(scaled) > largest) & (fabsf(value) < HUGE_VALF) ? 1u : 0u;
-    s.nonzero += magnitude != 0 ? 1u : 0u;
-    s.flushed += (magnitude != 0) & (coded == 0) ? 1u : 0u;
-    s.subnormal += (coded != 0) & (coded < 1u << Layout<Q>::mantissa_bits) ? 1u : 0u;
-    return code;
+    // Comparisons as sign bits of differences: as conditions that share parts they become branches, and nothing vectorises.
+    const unsigned nonzero = (magnitude + 0x7FFFFFFF) >> 31, rounds_to_0 = (size - zero_to - 1) >> 31, below_normal = (size - normal_from) >> 31;
+    s.nonzero += nonzero, s.flushed += nonzero & rounds_to_0, s.subnormal += below_normal - rounds_to_0;
+    return saturate_to<Q>(scaled);
 }
 
 // A block turns a tile of 128 rows and 32 columns of codes: codes_at(s, i, end) gives N neighbours in a row, which ends at
