@@ -27,7 +27,8 @@ struct Tolerances {
     }
 };
 inline Tolerances tolerances_for(const Recipe& r, double given) {
-    const double t = given > 0 ? given : is_fp8(r.input) ? 0.01 : 0.0025;
+    const double t = given > 0 ? given : is_fp8(r.input) ? 0.01
+                                                         : 0.0025;
     return {t, t};
 }
 
@@ -54,8 +55,8 @@ inline Ending ending_of(const Json& log) {
 // Of the attempts that a run logged: what its applied steps and its casts lost.
 struct Losses {
     int attempts = 0, replays = 0, drops = 0;
-    int64_t overflowed = 0;    // numbers that saturated or were NaN or Inf, in applied steps
-    double worst_flushed = 0;  // of one tensor in one applied step: the share of its non-zero numbers that became 0
+    int64_t overflowed = 0;   // numbers that saturated or were NaN or Inf, in applied steps
+    double worst_flushed = 0; // of one tensor in one applied step: the share of its non-zero numbers that became 0
     std::string worst_tensor;
 };
 inline Losses losses_of(const std::string& decisions) {
@@ -91,13 +92,14 @@ inline std::vector<Claim> claims_of(const Tolerances& t, const Ending& run, cons
     auto apart = [](double a, double b) { return std::fabs(a - b) / std::fabs(b); };
     const Losses lost = losses_of(decisions);
     const double loss = apart(run.loss, twin.loss), metric = apart(run.metric, twin.metric);
-    const std::string floor = noise.applied ? format("; FP32 added in another order: %.4f %% and %.4f %%", 100 * apart(noise.loss, twin.loss), 100 * apart(noise.metric, twin.metric))
+    const std::string floor = noise.applied ? format("; FP32 added in another order: %.2g %% and %.2g %%", 100 * apart(noise.loss, twin.loss), 100 * apart(noise.metric, twin.metric))
                                             : "; no noise floor: the batch cannot be halved";
     std::vector<Claim> claims = {
         {"C1", "no applied step overflowed", format("%lld numbers saturated or not finite in %d applied steps", (long long)lost.overflowed, run.applied), lost.overflowed == 0},
         {"C2", "what was lost is listed",
          format("%d batches dropped, %d steps replayed; at most %.2f %% of a tensor's numbers flushed to zero%s", lost.drops, lost.replays, 100 * lost.worst_flushed,
-                lost.worst_tensor.empty() ? "" : (", in " + lost.worst_tensor).c_str()), true},
+                lost.worst_tensor.empty() ? "" : (", in " + lost.worst_tensor).c_str()),
+         true},
         {"C3", "matches FP32: " + t.text(),
          format("training loss %.4f against %.4f: %.4f %%; validation loss %.4f against %.4f: %.4f %%; applied steps %d and %d%s%s", run.loss, twin.loss, 100 * loss, run.metric,
                 twin.metric, 100 * metric, run.applied, twin.applied, lost.drops ? "; batches were dropped: the twin saw others" : "", floor.c_str()),

@@ -27,7 +27,7 @@
 #include <cuda_runtime.h>
 
 constexpr int WARP = 32, BLOCK = 256;
-#define UNROLL _Pragma("unroll") // arrays stay in registers only where every index is known at compile time
+#define UNROLL _Pragma("unroll")                                                   // arrays stay in registers only where every index is known at compile time
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[] // as many bytes as launch_shared was told
 #define CUDA_CHECK(call)                                                                                \
     do {                                                                                                \

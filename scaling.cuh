@@ -33,9 +33,9 @@ inline int scale_exponent(Format f, float amax, int margin = 0) {
 // ==== what a cast sees: integers, counted in the kernel that casts ===================================================
 
 struct CastStats {
-    unsigned amax_bits; // of the finite |x|, as bits: for positive floats the order of bits is the order of values
-    unsigned nan, inf;  // a saturating cast hides an Inf: this count is how the step still learns of it
-    unsigned saturated; // finite, but past the format's largest after scaling
+    unsigned amax_bits;                   // of the finite |x|, as bits: for positive floats the order of bits is the order of values
+    unsigned nan, inf;                    // a saturating cast hides an Inf: this count is how the step still learns of it
+    unsigned saturated;                   // finite, but past the format's largest after scaling
     unsigned nonzero, flushed, subnormal; // x != 0; of these those whose code is 0, and those whose code is subnormal
     float amax() const { return bits_as<float>(amax_bits); }
 };

@@ -75,10 +75,10 @@ TEST_CASE("claims hold where the evidence carries them, and fail one by one wher
     good.attempt(evidence(1, 0, 0, 10));
     const Ending twin = ending(10, 2, 2);
     CHECK(holds(ending(10, 2.01, 1.99), twin, good) == "C1C2C3C4");
-    CHECK(holds(ending(10, 2.03, 2), twin, good) == "C1C2--C4");  // training loss
-    CHECK(holds(ending(10, 2, 1.97), twin, good) == "C1C2--C4");  // better than FP32 is not the same as FP32
-    CHECK(holds(ending(9, 2, 2), twin, good) == "C1C2--C4");      // another number of steps
-    CHECK(holds(ending(10, NAN, 2), twin, good) == "C1C2--C4");   // a loss that is none
+    CHECK(holds(ending(10, 2.03, 2), twin, good) == "C1C2--C4");              // training loss
+    CHECK(holds(ending(10, 2, 1.97), twin, good) == "C1C2--C4");              // better than FP32 is not the same as FP32
+    CHECK(holds(ending(9, 2, 2), twin, good) == "C1C2--C4");                  // another number of steps
+    CHECK(holds(ending(10, NAN, 2), twin, good) == "C1C2--C4");               // a loss that is none
     CHECK(holds(ending(10, 2, NAN), ending(10, 2, NAN), good) == "C1C2C3C4"); // never evaluated: nothing is said about it
 
     Rules unguarded;

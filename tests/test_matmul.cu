@@ -8,7 +8,7 @@ namespace {
 // Each rung of the ladder by itself, and what the model calls: on a CPU that is oneDNN, with BF16 products and without.
 enum class Engine { naive,
                     tiled,
-                    tensorcore,         // where it fits
+                    tensorcore,          // where it fits
                     tensorcore_in_parts, // K split in three
                     model,
                     model_without_bf16 };

@@ -160,7 +160,7 @@ TEST_CASE_TEMPLATE("quantise is saturate_to(x 2^k), and counts what it sees, ove
         CastStats alone = measured(x), seen;
         quantised<e4m3>(x, 0, &seen);
         seen.saturated = seen.nonzero = seen.flushed = seen.subnormal = 0; // these are of codes
-        CHECK(equal(alone, seen)); // measuring sees what casting sees
+        CHECK(equal(alone, seen));                                         // measuring sees what casting sees
     }
 }
 

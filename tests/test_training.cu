@@ -323,7 +323,7 @@ TEST_CASE("training: a step stops at the micro-batch whose loss is not finite, w
     CHECK(r.skipped);
     CHECK(!std::isfinite(r.loss));
     CHECK((state(t.gpt) == before));
-    CHECK(t.at.batches == 1); // a step, not its micro-batches
+    CHECK(t.at.batches == 1);  // a step, not its micro-batches
     CHECK(t.scale.value == 1); // static
     CHECK(first_nonfinite(t.gpt) == "activation embedding");
 
