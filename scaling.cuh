@@ -92,7 +92,7 @@ __device__ inline Q code_of(CastStats& s, float value, float scale) {
     const unsigned normal_from = bits_as<unsigned>(bits_as<float>(spacing) * ((1 << Layout<Q>::mantissa_bits) - 0.5f));
     const unsigned magnitude = bits_as<unsigned>(value) & 0x7FFFFFFF, size = bits_as<unsigned>(scaled) & 0x7FFFFFFF;
     count_value(s, value);
-    s.saturated += (fabsf(scaled) > largest) & (fabsf(value) < HUGE_VALF) ? 1u : 0u;
+    s.saturated += ((fabsf(scaled) > largest) & (fabsf(value) < HUGE_VALF)) ? 1u : 0u;
     // Comparisons as sign bits of differences: as conditions that share parts they become branches, and nothing vectorises.
     const unsigned nonzero = (magnitude + 0x7FFFFFFF) >> 31, rounds_to_0 = (size - zero_to - 1) >> 31, below_normal = (size - normal_from) >> 31;
     s.nonzero += nonzero, s.flushed += nonzero & rounds_to_0, s.subnormal += below_normal - rounds_to_0;
