@@ -20,11 +20,7 @@
 struct Tolerances {
     double loss, metric;
     std::string text() const { return format("training loss within %g, validation loss within %g of FP32's, relative", loss, metric); }
-    uint32_t hash() const {
-        uint32_t h = 2166136261u;
-        for (unsigned char c : text()) h = (h ^ c) * 16777619u;
-        return h;
-    }
+    uint32_t hash() const { return fnv1a(text().data(), text().size()); }
 };
 inline Tolerances tolerances_for(const Recipe& r, double given) {
     const double t = given > 0 ? given : is_fp8(r.input) ? 0.01

@@ -27,14 +27,15 @@ void each_rule(Rules& r, F f) {
     r.scaling = (Scaling)scaling, r.guard = guard, r.promote = promote;
 }
 
-// FNV-1a of all that a state remembers.
+inline uint32_t fnv1a(const void* data, size_t n, uint32_t hash = 2166136261u) {
+    for (size_t i = 0; i < n; i++) hash = (hash ^ ((const unsigned char*)data)[i]) * 16777619u;
+    return hash;
+}
+// Of all that a state remembers.
 inline uint32_t hash_of(const PolicyState& s) {
-    uint32_t hash = 2166136261u;
-    auto add = [&](const void* data, size_t n) {
-        for (size_t i = 0; i < n; i++) hash = (hash ^ ((const unsigned char*)data)[i]) * 16777619u;
-    };
-    for (const TensorState& t : s.tensors) add(&t, sizeof t);
-    for (int x : {s.applied, s.drops, s.retrying}) add(&x, sizeof x);
+    uint32_t hash = fnv1a(nullptr, 0);
+    for (const TensorState& t : s.tensors) hash = fnv1a(&t, sizeof t, hash);
+    for (int x : {s.applied, s.drops, s.retrying}) hash = fnv1a(&x, sizeof x, hash);
     return hash;
 }
 

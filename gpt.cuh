@@ -44,14 +44,14 @@ template <class T>
 struct BlockActivations {
     Arena& mem; int BT, C, squares, length; bool fp8, flash; // squares = B * heads * T rows of attention
     // needed again by backward
-    Tensor<T>     ln1  {mem, fp8 ? 0 : BT, C, "ln_1"};   // FP8 keeps its codes instead
+    Tensor<T>     ln1  {mem, BT, C, "ln_1"};
     Tensor<float> mean1{mem, BT, 1}, rstd1{mem, BT, 1};
     Tensor<T>     qkv  {mem, BT, 3 * C, "attn.c_attn"};  // q | k | v, heads side by side
     Tensor<T>     p    {mem, flash ? 0 : squares, length, "attn.p"}; // softmax(q k^T / sqrt(hs)), or only
     Tensor<float> lse  {mem, flash ? squares : 0, 1};    // the logarithms of its sums
     Tensor<T>     att  {mem, BT, C, "attn"};             // p v
     Tensor<T>     mid  {mem, BT, C, "attn residual"};    // x + proj(att)
-    Tensor<T>     ln2  {mem, fp8 ? 0 : BT, C, "ln_2"};
+    Tensor<T>     ln2  {mem, BT, C, "ln_2"};
     Tensor<float> mean2{mem, BT, 1}, rstd2{mem, BT, 1};
     Tensor<T>     fc   {mem, BT, 4 * C, "mlp.c_fc"};
     Tensor<T>     gelu {mem, BT, 4 * C, "mlp.gelu"};
@@ -64,8 +64,7 @@ struct BlockActivations {
 // What forward leaves for nobody: shared by all layers.
 template <class T>
 struct ForwardScratch {
-    Arena& mem; int BT, C, squares, length; bool fp8, flash;
-    Tensor<T>     ln    {mem, fp8 ? BT : 0, C};              // layernorm's output before a scale for it is known
+    Arena& mem; int squares, length; bool flash;
     Tensor<float> scores{mem, flash ? 0 : squares, length};  // q k^T, and dP in backward
 };
 
@@ -99,7 +98,7 @@ struct Activations {
           blocks(make_blocks(mem, s, B, T_, fp8, flash)),
           lnf(mem, BT, s.channels, "ln_f"), mean(mem, BT, 1), rstd(mem, BT, 1),
           logits(mem, BT, padded(s.vocab), "logits"), loss(mem, BT, 1, "loss"),
-          scratch{mem, BT, s.channels, B * s.heads * T_, T_, fp8, flash},
+          scratch{mem, B * s.heads * T_, T_, flash},
           d{mem, training ? BT : 0, s.channels, training ? B * s.heads * T_ : 0, T_, fp8, flash} {}
 
     static std::vector<BlockActivations<T>> make_blocks(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool flash) {
@@ -190,7 +189,6 @@ struct GPT {
     Rules rules;                                          // of the precision procedure,
     PolicyState policy;                                   // and what it knows of each FP8 cast of an input or a gradient:
     std::vector<std::pair<std::string, CastSite*>> sites; // these, by name, in the order in which a step casts
-    std::vector<CastStats> seen;                          // ... and what each saw in the last step
     std::vector<TensorState> uncast;                      // of the other recipes' inputs and gradients
     Arena arena;
     std::vector<Activations<T>> now; // of the last forward pass: none or one
@@ -303,15 +301,15 @@ struct GPT {
     }
 };
 
-// What each FP8 cast saw since the last call, kept in gpt.seen; counting starts anew.
+// What each FP8 cast saw since the last call; counting starts anew.
 template <class T>
-const std::vector<CastStats>& take_cast_stats(GPT<T>& gpt) {
+std::vector<CastStats> take_cast_stats(GPT<T>& gpt) {
     std::vector<CastStats> seen(gpt.sites.empty() ? 0 : 16 * gpt.shape.layers);
     copy_to_host(seen.data(), gpt.site_stats(), seen.size());
     fill_zero(gpt.site_stats(), seen.size() * sizeof(CastStats));
-    gpt.seen.clear();
-    for (auto& [name, site] : gpt.sites) gpt.seen.push_back(seen[site->stats - gpt.site_stats()]);
-    return gpt.seen;
+    std::vector<CastStats> by_site;
+    for (auto& [name, site] : gpt.sites) by_site.push_back(seen[site->stats - gpt.site_stats()]);
+    return by_site;
 }
 
 // ==== one transformer block ==========================================================================================
@@ -319,14 +317,14 @@ const std::vector<CastStats>& take_cast_stats(GPT<T>& gpt) {
 // clang-format off
 template <class T>
 void block_forward(BlockActivations<T>& a, Tensor<T> x, Block& w, ForwardScratch<T>& s, int heads, Pass pass) {
-    Operand ln1 = layernorm_cast(a.fp8 ? s.ln : a.ln1, a.mean1, a.rstd1, x, w.ln1, w.qkv.x, a.ln1_codes, pass);     // (BT, C)
+    Operand ln1 = layernorm_cast(a.ln1, a.mean1, a.rstd1, x, w.ln1, w.qkv.x, a.ln1_codes, pass);     // (BT, C)
     linear_forward(a.qkv, ln1, w.qkv);                                   // (BT, C) @ (3C, C)^T -> (BT, 3C)
     if (a.flash) flash_attention_forward(a.att, a.lse, a.qkv, a.length, heads); // (BT, 3C) -> (BT, C)
     else attention_forward(a.att, a.p, s.scores, a.qkv, a.length, heads);
     Operand att = cast(w.proj.x, a.att_codes, a.att, pass);
     linear_forward(a.mid, att, w.proj, plus(x));                         // x + (BT, C) @ (C, C)^T -> (BT, C)
 
-    Operand ln2 = layernorm_cast(a.fp8 ? s.ln : a.ln2, a.mean2, a.rstd2, a.mid, w.ln2, w.fc.x, a.ln2_codes, pass);  // (BT, C)
+    Operand ln2 = layernorm_cast(a.ln2, a.mean2, a.rstd2, a.mid, w.ln2, w.fc.x, a.ln2_codes, pass);  // (BT, C)
     linear_forward(a.gelu, ln2, w.fc, gelu_keeping(a.fc));               // gelu((BT, C) @ (4C, C)^T) -> (BT, 4C)
     Operand gelu = cast(w.mlp.x, a.gelu_codes, a.gelu, pass);
     linear_forward(a.out, gelu, w.mlp, plus(a.mid));                     // mid + (BT, 4C) @ (C, 4C)^T -> (BT, C)
@@ -406,8 +404,8 @@ void gpt_backward(GPT<T>& gpt, const TokenBatch& batch) {
 
 // ==== autopsy ========================================================================================================
 
-// The first tensor that holds a NaN or Inf: weights, then the last forward pass's activations in their order, before
-// each Linear's output its input as the last step's cast saw it, then gradients from the last layer to the first.
+// The first tensor that holds a NaN or Inf: weights, then the last forward pass's activations in their order, then
+// gradients from the last layer to the first.
 template <class T>
 std::string first_nonfinite(GPT<T>& gpt) {
     CastStats* scratch = gpt.site_stats() + 16 * gpt.shape.layers; // the last place: nobody else's
@@ -422,8 +420,6 @@ std::string first_nonfinite(GPT<T>& gpt) {
         if (bad(p.weight())) return "weight " + p.name;
     for (const Arena::Piece& a : gpt.arena.pieces) {
         const std::string name = (a.layer < 0 ? "" : "h." + std::to_string(a.layer) + ".") + a.name;
-        for (size_t i = 0; i < gpt.seen.size(); i++)
-            if (gpt.sites[i].first == name + " input" && gpt.seen[i].nan + gpt.seen[i].inf > 0) return "input of " + name;
         if (a.data == gpt.now[0].logits.data) { // nobody writes what pads its rows
             for (int r = 0; r < a.rows; r++)
                 if (bad(Tensor<float>((float*)a.data + (size_t)r * a.cols, 1, gpt.shape.vocab))) return "activation " + name;

@@ -82,14 +82,14 @@ Operand cast(CastSite& site, Tensor<uint8_t> codes, Tensor<T> x, Pass pass) {
     return codes_of(site, k, codes.data, nullptr, x.rows, x.cols).by_row;
 }
 
-// cast(layernorm(x)), on a GPU in one kernel once the scale is known. `y` receives layernorm(x); there only the first time.
+// cast(layernorm(x)), on a GPU in one kernel once the scale is known. `y` receives layernorm(x), which is what the products
+// read if the site was promoted: it must last until backward.
 template <class T>
 Operand layernorm_cast(Tensor<T> y, Tensor<float> mean, Tensor<float> rstd, Tensor<T> x, const LayerNorm& w, CastSite& site, Tensor<uint8_t> codes, Pass pass) {
     if (!is_fp8(site.format()) || !site.scale_is_known()) {
         layernorm_forward(y, mean, rstd, x, w);
         return cast(site, codes, y, pass);
     }
-    if (BOTH_WAYS) y.data = nullptr; // on a CPU two kernels are faster than one
     layernorm_forward(y, mean, rstd, x, w, codes.data, site.format(), site.state->k, site.stats + (pass == Pass::evaluate));
     return codes_of(site, site.state->k, codes.data, nullptr, x.rows, x.cols).by_row;
 }

@@ -436,6 +436,33 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
     }
 }
 
+// Backward must find what forward read: promoted inputs are no codes but the activations themselves, of every layer.
+// E4M3 changes each factor by a sixteenth at most; another layer's activations would change the gradient altogether.
+TEST_CASE("gpt: with inputs promoted to BF16 the FP8 model has nearly the same gradients") {
+    const Case& c = WIDER;
+    std::vector<std::vector<float>> gradients[2];
+    for (bool promoted : {false, true}) {
+        ModelOf<bf16> owner(std::make_unique<GPT<bf16>>(c.shape, recipe_fp8, c.B, c.length));
+        owner.gpt.initialise(1);
+        if (promoted)
+            for (TensorState& t : owner.gpt.policy.tensors)
+                if (t.role == Role::input) t.format = BF16;
+        owner.forward_backward(random_batch(c, 2), 1);
+        for (const Block& b : owner.gpt.blocks)
+            for (const Linear* l : {&b.qkv, &b.proj, &b.fc, &b.mlp}) gradients[promoted].push_back(floats_at(l->dw.data, l->dw.size()));
+    }
+    for (size_t i = 0; i < gradients[0].size(); i++) {
+        double off = 0, size = 0;
+        for (size_t e = 0; e < gradients[0][i].size(); e++) {
+            const double a = gradients[0][i][e], b = gradients[1][i][e];
+            off += (a - b) * (a - b), size += a * a;
+        }
+        CAPTURE(i);
+        CHECK(off > 0);
+        CHECK(std::sqrt(off / size) < 0.25);
+    }
+}
+
 // ==== evaluation, generation, and the same bytes =====================================================================
 
 TEST_CASE("gpt: evaluations, before, between and within steps, change no bit of training, in any recipe") {
