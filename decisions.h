@@ -58,8 +58,10 @@ struct Replayed {
     int attempts = 0, verdicts[4] = {}, reasons = 0;
 };
 
-// Computes every decision of the file again. Refuses a file that is none; throws (status 1) where a decision differs.
-inline Replayed replay(const std::string& path) {
+// Computes every decision of the file again, and shows each to visit(evidence, decision, the state after it, the line) once it
+// is found to be the run's. Refuses a file that is none; throws (status 1) where a decision differs.
+template <class F>
+Replayed replay(const std::string& path, F visit) {
     std::ifstream file(path);
     if (!file) refuse("--replay: cannot read %s: %s", path.c_str(), strerror(errno));
     Rules rules;
@@ -92,10 +94,14 @@ inline Replayed replay(const std::string& path) {
             if (now != then) throw Error(1, format("%s:%d: the run decided '%s', its evidence decides '%s'", path.c_str(), number, then.c_str(), now.c_str()));
             if (hash_of(state) != logged.at("state").get<uint32_t>())
                 throw Error(1, format("%s:%d: after '%s' the state is %08x, the run's was %08x", path.c_str(), number, now.c_str(), hash_of(state), logged.at("state").get<uint32_t>()));
+            visit(e, d, (const PolicyState&)state, logged);
             r.attempts++, r.verdicts[(int)d.verdict]++, r.reasons += d.reasons.size();
         }
     } catch (const nlohmann::json::exception& e) {
         refuse("%s:%d: not a file of decisions: %s", path.c_str(), number, e.what());
     }
     return r;
+}
+inline Replayed replay(const std::string& path) {
+    return replay(path, [](auto&&...) {});
 }
