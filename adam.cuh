@@ -5,8 +5,10 @@
 //   w = w - lr * weight_decay * w - lr * (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)           decay on matrices only
 //   low = round(w * 2^k)              k from the amax of the new w, which the same pass measures: never late. An FP8 copy is
 //                                     written in that pass with the old k, and again by itself where the new k is another
+//   without a master                  w = round(w + d) to nearest or stochastically, in a 16-bit format f
+//   what that would lose              lost = share of d != 0 with round_f(w + d) == w;   realised = sum (w' - w) d / sum d^2
 //
-// Source   Loshchilov, Hutter 2017, arXiv:1711.05101, algorithm 2; Kingma, Ba 2014, arXiv:1412.6980
+// Source   Loshchilov, Hutter 2017, arXiv:1711.05101, algorithm 2; Kingma, Ba 2014, arXiv:1412.6980; arXiv:2010.06192 (swamping)
 // Units    t counts applied updates: a skipped step is not one
 // Formats  w, m, v, grad, average and every scalar in FP32; low in the recipe's weight format
 // Why      near 1.0 BF16 numbers are 2^-7 apart: a weight kept in BF16 rounds an update of 1e-3 away, every time, and
@@ -14,7 +16,8 @@
 // Tests    tests/test_adam.cu     Times  bench.cu, bench_adamw
 #pragma once
 #include "operand.cuh"
-#include "scaling.cuh"
+#include "policy.cuh"
+#include "rng.h"
 
 // One tensor of weights with all that training keeps of it.
 struct Parameter {
@@ -22,15 +25,17 @@ struct Parameter {
     int rows = 0, cols = 0;
     bool matrix = false; // matrices decay, biases and layernorm gains do not
     float *master = nullptr, *m = nullptr, *v = nullptr, *grad = nullptr;
+    bool has_master = true;   // false: the numbers in `master` are those of a weight kept in `storage`, rounded at every step
+    Format storage = BF16;    // 16 bits: what the weight would be kept in without a master
     float* average = nullptr; // exponential moving average of the masters, if one is kept
     Format format = FP32;     // of the copy that products read
-    void* low = nullptr;      // that copy; the master itself where the format is FP32
+    void* low = nullptr;      // that copy; in FP32 the products read the master itself
     int k = 0;                // value = low * 2^-k
     CastStats* stats = nullptr;
     void* low_t = nullptr; // FP8 only, if wanted: the same codes transposed, (cols, rows)
 
     size_t size() const { return (size_t)rows * cols; }
-    Operand operand() const { return {low, format, k, cols, 1, 0, 0}; }
+    Operand operand() const { return {format == FP32 ? master : low, format, k, cols, 1, 0, 0}; }
     Tensor<float> gradient() const { return {grad, rows, cols}; }
     Tensor<float> weight() const { return {master, rows, cols}; }
 };
@@ -45,8 +50,8 @@ struct AdamW {
     }
 };
 
-// A pack of w, m and v moves one step. Traffic per element: reads w, m, v, grad, writes w, m, v: 28 bytes.
-__device__ inline Pack<float> adamw_pack(float* w, float* m, float* v, const float* grad, const AdamW& a, size_t i, size_t end) {
+// A pack of w, m and v moves one step, w by *d if that is asked for. Traffic per element: reads w, m, v, grad, writes w, m, v: 28 bytes.
+__device__ inline Pack<float> adamw_pack(float* w, float* m, float* v, const float* grad, const AdamW& a, size_t i, size_t end, Pack<float>* d = nullptr) {
     constexpr int N = PACK<float>;
     Pack<float> w_i = load_pack<N>(w, i, end), m_i = load_pack<N>(m, i, end), v_i = load_pack<N>(v, i, end);
     const Pack<float> grad_i = load_pack<N>(grad, i, end);
@@ -55,7 +60,8 @@ __device__ inline Pack<float> adamw_pack(float* w, float* m, float* v, const flo
         m_i[j] += (1 - a.beta1) * (g - m_i[j]);
         v_i[j] += (1 - a.beta2) * (g * g - v_i[j]);
         float update = (m_i[j] * a.correction1) / (sqrtf(v_i[j] * a.correction2) + a.eps) + a.weight_decay * w_i[j];
-        w_i[j] -= a.lr * update;
+        w_i[j] = fmaf(-a.lr, update, w_i[j]); // said, not left to the compiler, which would fuse here and not there
+        if (d) (*d)[j] = -a.lr * update;
     }
     store_pack(w, i, end, w_i), store_pack(m, i, end, m_i), store_pack(v, i, end, v_i);
     return w_i;
@@ -85,6 +91,74 @@ __global__ void adamw_quantise_kernel(float* w, float* m, float* v, Q* low, Q* l
                                       float scale, int rows, int cols) {
     quantise_each<PACK<float>>(low, low_t, stats, scale, rows, cols, [=](size_t i, size_t end) { return adamw_pack(w, m, v, grad, a, i, end); });
 }
+
+// ==== a weight without a master: what it loses ========================================================================
+
+struct UpdateCounts {
+    static constexpr int UPDATES = UpdateEvidence::BINS, LOST = UPDATES + 1, ALL = LOST + 1;
+    unsigned n[ALL]; // first the bins
+};
+
+// What looks at the updates on the machine; and the random numbers of stochastic rounding.
+struct UpdateWatch {
+    UpdateCounts* counts = nullptr; // one per parameter
+    float* partial = nullptr;       // two per block of all parameters: sum (w' - w) d and sum d^2
+    bool stochastic = false;
+    Rng rng{0, Stream::rounding};
+    static size_t partial_floats(const std::vector<Parameter>& all) {
+        size_t n = 0;
+        for (const Parameter& p : all) n += 2 * (size_t)chunks(p.size());
+        return n;
+    }
+};
+
+// floor(log2(|d| / (spacing of S at w))), as a bin of UpdateEvidence.
+template <class S>
+__device__ inline int update_bin(float d, float w) {
+    constexpr int M = Layout<S>::mantissa_bits, smallest = 128 - Layout<S>::bias; // the exponent field of S's smallest normal number
+    const int d_exponent = bits_as<unsigned>(d) >> 23 & 255, w_exponent = bits_as<unsigned>(w) >> 23 & 255;
+    const int bin = d_exponent - ((w_exponent > smallest ? w_exponent : smallest) - M) + UpdateEvidence::ZERO;
+    return bin < 0 ? 0 : bin < UpdateEvidence::BINS ? bin
+                                                    : UpdateEvidence::BINS - 1;
+}
+
+// The same step of a weight that is, or would be, kept in S. One block per CHUNK elements, random numbers from `first` on.
+template <class S>
+__global__ void adamw_watched_kernel(float* w, float* m, float* v, UpdateCounts* total, float* partial, const float* grad, AdamW a, bool has_master,
+                                     bool stochastic, Rng rng, uint64_t first, uint64_t t, size_t n) {
+    constexpr int N = PACK<float>;
+    __shared__ UpdateCounts counts;
+    for (int c = threadIdx.x; c < UpdateCounts::ALL; c += BLOCK) counts.n[c] = 0;
+    __syncthreads(); // all counts are zero before any thread counts
+    float moved = 0, meant = 0;
+    PackChunk<N> chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
+        const Pack<float> before = load_pack<N>((const float*)w, i, chunk.end);
+        Pack<float> update, after = adamw_pack(w, m, v, grad, a, i, chunk.end, &update);
+        for (int j = 0; j < N && i + j < chunk.end; j++) {
+            const float d = update[j], kept = to_float(round_to<S>(before[j])), sum = kept + d; // without a master `before` is an S already
+            const float kept_next = to_float(stochastic ? round_stochastic<S>(sum, philox(rng.key, first + i + j, t).word[0]) : round_to<S>(sum));
+            moved += (kept_next - kept) * d, meant += d * d;
+            if (!has_master) after[j] = kept_next;
+            if (d == 0) continue;
+            count_in(&counts.n[UpdateCounts::UPDATES]), count_in(&counts.n[update_bin<S>(d, kept)]);
+            if (kept_next == kept) count_in(&counts.n[UpdateCounts::LOST]);
+        }
+        if (!has_master) store_pack(w, i, chunk.end, after);
+    }
+    moved = block_sum(moved), meant = block_sum(meant); // with barriers: now all have counted
+    if (threadIdx.x == 0) partial[2 * blockIdx.x] = moved, partial[2 * blockIdx.x + 1] = meant;
+    for (int c = threadIdx.x; c < UpdateCounts::ALL; c += BLOCK)
+        if (counts.n[c]) atomicAdd(&total->n[c], counts.n[c]);
+}
+
+// w = round(w): the weight loses its master. One block per CHUNK elements.
+template <class S>
+__global__ void keep_kernel(float* w, size_t n) {
+    for (Chunk chunk(n); chunk.begin < chunk.end; chunk.begin += BLOCK) w[chunk.begin] = to_float(round_to<S>(w[chunk.begin]));
+}
+
+// ==== all parameters =================================================================================================
 
 // low = round(w). One block per CHUNK elements.
 template <class Low>
@@ -127,24 +201,52 @@ inline void quantise_weights(std::vector<Parameter>& parameters, CastStats* stat
     }
 }
 
+inline void round_weight(Parameter& p) {
+    if (is_fp8(p.format)) quantise(p.low, p.format, p.k, p.stats, p.weight(), p.low_t);
+    else measure(p.stats, p.weight());
+    if (p.format == BF16) launch(round_kernel<bf16>, chunks(p.size()), BLOCK, (bf16*)p.low, (const float*)p.master, p.size());
+    if (p.format == FP16) launch(round_kernel<fp16>, chunks(p.size()), BLOCK, (fp16*)p.low, (const float*)p.master, p.size());
+}
+
 // Round every master to its copy: after initialisation, or after the masters were replaced.
 inline void round_weights(std::vector<Parameter>& parameters, CastStats* stats) {
     fill_zero(stats, parameters.size() * sizeof(CastStats));
-    for (Parameter& p : parameters) {
-        if (is_fp8(p.format)) quantise(p.low, p.format, p.k, p.stats, p.weight(), p.low_t);
-        else measure(p.stats, p.weight());
-        if (p.format == BF16) launch(round_kernel<bf16>, chunks(p.size()), BLOCK, (bf16*)p.low, (const float*)p.master, p.size());
-        if (p.format == FP16) launch(round_kernel<fp16>, chunks(p.size()), BLOCK, (fp16*)p.low, (const float*)p.master, p.size());
-    }
+    for (Parameter& p : parameters) round_weight(p);
     quantise_weights(parameters, stats);
 }
 
-// One AdamW step on every tensor and its copy. Gradients must be finite: the caller has checked.
-inline void adamw_update(std::vector<Parameter>& parameters, CastStats* stats, AdamW step) {
+// body(S()) for the type of a 16-bit storage format.
+template <class F>
+void with_storage(Format f, F body) {
+    ENSURE(f == BF16 || f == FP16, "a weight without a master is kept in 16 bits, not in %s", name_of(f));
+    if (f == BF16) body(bf16());
+    else body(fp16());
+}
+
+inline void take_master(Parameter& p) {
+    p.has_master = false;
+    with_storage(p.storage, [&](auto zero) { launch(keep_kernel<decltype(zero)>, chunks(p.size()), BLOCK, p.master, p.size()); });
+}
+
+// One AdamW step on every tensor and its copy. Gradients must be finite: the caller has checked. What of the updates each
+// storage format loses is measured if `measured`, and counted in `watch`; a weight without a master is rounded always.
+inline void adamw_update(std::vector<Parameter>& parameters, CastStats* stats, AdamW step, const UpdateWatch& watch = {}, bool measured = false, int t = 0) {
     fill_zero(stats, parameters.size() * sizeof(CastStats));
+    if (measured) fill_zero(watch.counts, parameters.size() * sizeof(UpdateCounts));
+    float* partial = watch.partial;
     for (Parameter& p : parameters) {
         AdamW a = step;
         if (!p.matrix) a.weight_decay = 0;
+        const uint64_t index = &p - parameters.data();
+        if (measured || !p.has_master) {
+            with_storage(p.storage, [&](auto zero) {
+                launch(adamw_watched_kernel<decltype(zero)>, chunks(p.size()), BLOCK, p.master, p.m, p.v, watch.counts + index, partial, (const float*)p.grad, a,
+                       p.has_master, watch.stochastic && !p.has_master, watch.rng, index << 40, (uint64_t)t, p.size());
+            });
+            partial += 2 * chunks(p.size());
+            round_weight(p);
+            continue;
+        }
         with_type(p.format, [&](auto low) {
             using Low = decltype(low);
             if constexpr (sizeof(Low) == 1)
@@ -155,6 +257,24 @@ inline void adamw_update(std::vector<Parameter>& parameters, CastStats* stats, A
         });
     }
     quantise_weights(parameters, stats);
+}
+
+// What `measured` steps counted, of all parameters.
+inline std::vector<UpdateEvidence> updates_seen(const std::vector<Parameter>& parameters, const UpdateWatch& watch) {
+    std::vector<UpdateCounts> counts(parameters.size());
+    std::vector<float> sums(UpdateWatch::partial_floats(parameters));
+    copy_to_host(counts.data(), watch.counts, counts.size());
+    copy_to_host(sums.data(), watch.partial, sums.size());
+    std::vector<UpdateEvidence> all(parameters.size());
+    const float* partial = sums.data();
+    for (size_t i = 0; i < all.size(); i++) {
+        all[i].updates = counts[i].n[UpdateCounts::UPDATES], all[i].lost = counts[i].n[UpdateCounts::LOST];
+        std::copy(counts[i].n, counts[i].n + UpdateEvidence::BINS, all[i].bins);
+        double moved = 0, meant = 0;
+        for (unsigned b = 0; b < chunks(parameters[i].size()); b++, partial += 2) moved += partial[0], meant += partial[1];
+        all[i].realised = meant > 0 ? (int)std::lround(std::clamp(1000 * moved / meant, -1e6, 1e6)) : 0;
+    }
+    return all;
 }
 
 inline void update_average(std::vector<Parameter>& parameters, float decay) {

@@ -14,7 +14,6 @@
 //          whatever else the machine does meets both alike. On a GPU products are our own, so the limit is NVIDIA's.
 // Output   Markdown. `--quick` measures briefly, `--only gelu` one file's kernels; OMP_NUM_THREADS=1 where others compute
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -34,16 +33,14 @@ constexpr bool ON_GPU = false;
 bool quick = false;
 std::map<std::string, double>* profile = nullptr; // while it points at one: seconds by kernel
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 // Seconds that `calls` calls take, divided by `calls`. A GPU only queues a kernel: wait for it before reading the clock.
 template <class F>
 double seconds(int calls, F f) {
     synchronize();
-    const double start = now();
+    const double start = seconds_now();
     for (int i = 0; i < calls; i++) f();
     synchronize();
-    return (now() - start) / calls;
+    return (seconds_now() - start) / calls;
 }
 
 // Seconds of one call: the fastest of many samples of at least half a millisecond, after a first call that does not count.
@@ -53,8 +50,8 @@ double fastest(F f) {
     seconds(1, f);
     double best = seconds(1, f);
     const int calls = 1 + (int)((ON_GPU ? 5e-3 : 5e-4) / best);
-    const double end = now() + (quick ? 0.05 : 0.3);
-    for (int sample = 0; sample < 5 || now() < end; sample++) best = std::min(best, seconds(calls, f));
+    const double end = seconds_now() + (quick ? 0.05 : 0.3);
+    for (int sample = 0; sample < 5 || seconds_now() < end; sample++) best = std::min(best, seconds(calls, f));
     return best;
 }
 

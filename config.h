@@ -28,7 +28,9 @@ struct Config {
     std::string scaling = "delayed";
     int scale_window = 16, scale_margin = 1, scale_interval = 16, scale_deadband = 2;
     bool no_guard = false, no_promote = false;
-    std::string replay;
+    int shadow_every = 16;
+    std::string masters = "all", rounding = "nearest";
+    std::string replay, report;
     bool reference = false;
     double tolerance = 0;
     int64_t seed = 1;
@@ -75,6 +77,10 @@ void each_option(Config& c, F option) {
     option("--scale-deadband", c.scale_deadband, "binades by which it must grow if it grows; 1: any", 1, 64);
     option("--no-guard", c.no_guard, "plain delayed scaling, to compare: the first scale is 1, and steps that saturated count");
     option("--no-promote", c.no_promote, "FP8 tensors stay in FP8 whatever the evidence");
+    option("--shadow-every", c.shadow_every, "steps from one look at every tensor (its exponents, its error in each format, what updates lose) to the next; 0: never", 0, most);
+    option("--masters", c.masters, "all; none: each weight is rounded to 16 bits at each step; measured: none, until one is seen to need its own");
+    option("--rounding", c.rounding, "of weights without masters: nearest or stochastic");
+    option("--report", c.report, "a folder that --out named: draw its report.html and heat.png again, and stop");
     option("--replay", c.replay, "a folder that --out named: compute its run's decisions again from its decisions.jsonl, and stop");
     option("--reference", c.reference, "train FP32 twins too, write OUT/claims.json, and fail if a claim does");
     option("--tolerance", c.tolerance, "of the claim that losses match FP32's, relative; 0: 0.01 in fp8, 0.0025 in the others", 0, 1);
@@ -108,7 +114,9 @@ inline Rules rules_of(const Config& c) {
     if (found == std::end(names)) refuse("--scaling %s: expected delayed, current, global or none", c.scaling.c_str());
     r.scaling = (Scaling)(found - names);
     r.window = c.scale_window, r.margin = c.scale_margin, r.interval = c.scale_interval, r.deadband = c.scale_deadband;
-    r.guard = !c.no_guard, r.promote = !c.no_promote;
+    r.guard = !c.no_guard, r.promote = !c.no_promote, r.give_masters = c.masters == "measured";
+    if (c.masters != "all" && c.masters != "none" && c.masters != "measured") refuse("--masters %s: expected all, none or measured", c.masters.c_str());
+    if (c.rounding != "nearest" && c.rounding != "stochastic") refuse("--rounding %s: expected nearest or stochastic", c.rounding.c_str());
     return r;
 }
 

@@ -3,6 +3,7 @@
 //   OUT/decisions.jsonl   first the rules and the tensors; then for each attempt of a step its evidence, the decision in
 //                         words, and a hash of the state that it left
 //   --replay OUT          reads this, computes every decision again, and fails at the first that differs
+//   OUT/shadow.jsonl      what looks at the tensors saw, one line for each
 //
 // Units    evidence in counts; amaxes as the bits of their FP32 numbers
 // Why      policy.cuh decides by integers alone, so whoever has these has the decisions: on another machine, without the
@@ -11,20 +12,20 @@
 #pragma once
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include "policy.cuh"
+#include "shadow.cuh"
 
 using Json = nlohmann::ordered_json;
 
 // f(name, field) for every rule: as numbers.
 template <class F>
 void each_rule(Rules& r, F f) {
-    int scaling = (int)r.scaling, guard = r.guard, promote = r.promote;
+    int scaling = (int)r.scaling, guard = r.guard, promote = r.promote, give_masters = r.give_masters;
     f("scaling", scaling), f("window", r.window), f("margin", r.margin), f("interval", r.interval), f("deadband", r.deadband);
     f("guard", guard), f("skip_limit", r.skip_limit), f("promote", promote), f("spikes_to_promote", r.spikes_to_promote);
     f("flushed_to_promote", r.flushed_to_promote), f("snr_to_promote", r.snr_to_promote), f("clean_to_demote", r.clean_to_demote);
     f("flushed_to_demote", r.flushed_to_demote), f("snr_to_demote", r.snr_to_demote), f("latch_after", r.latch_after);
-    f("lost_to_master", r.lost_to_master);
-    r.scaling = (Scaling)scaling, r.guard = guard, r.promote = promote;
+    f("give_masters", give_masters), f("lost_to_master", r.lost_to_master);
+    r.scaling = (Scaling)scaling, r.guard = guard, r.promote = promote, r.give_masters = give_masters;
 }
 
 inline uint32_t fnv1a(const void* data, size_t n, uint32_t hash = 2166136261u) {
@@ -35,22 +36,76 @@ inline uint32_t fnv1a(const void* data, size_t n, uint32_t hash = 2166136261u) {
 inline uint32_t hash_of(const PolicyState& s) {
     uint32_t hash = fnv1a(nullptr, 0);
     for (const TensorState& t : s.tensors) hash = fnv1a(&t, sizeof t, hash);
+    for (const StorageState& p : s.parameters) hash = fnv1a(&p, sizeof p, hash);
     for (int x : {s.applied, s.drops, s.retrying}) hash = fnv1a(&x, sizeof x, hash);
     return hash;
 }
 
+// Names: of the state's tensors, then of its parameters.
 inline Json header_of(Rules r, const PolicyState& s, const std::vector<std::string>& names) {
-    Json header = {{"rules", Json::object()}, {"tensors", Json::array()}};
+    Json header = {{"rules", Json::object()}, {"tensors", Json::array()}, {"parameters", Json::array()}};
     each_rule(r, [&](const char* name, int& field) { header["rules"][name] = field; });
-    for (size_t i = 0; i < s.tensors.size(); i++)
-        header["tensors"].push_back({{"name", names[i]}, {"format", (int)s.tensors[i].first}, {"role", (int)s.tensors[i].role}});
+    auto name = names.begin();
+    for (const TensorState& t : s.tensors) header["tensors"].push_back({{"name", *name++}, {"format", (int)t.first}, {"role", (int)t.role}});
+    for (const StorageState& p : s.parameters) header["parameters"].push_back({{"name", *name++}, {"storage", p.format}, {"master", p.master}});
     return header;
 }
 
+// f(field) for each number of the evidence; the last five are there only if the tensor was looked at.
+template <class E, class F>
+void each_count(E& e, bool looked_at, F f) {
+    f(e.amax_bits), f(e.nan), f(e.inf), f(e.saturated), f(e.flushed), f(e.subnormal), f(e.nonzero);
+    if (looked_at) f(e.snr), f(e.snr_narrower), f(e.snr_wider), f(e.flushed_narrower), f(e.nonzero_narrower);
+}
+template <class U, class F>
+void each_count(U& u, F f) {
+    f(u.updates), f(u.lost), f(u.realised);
+    for (auto& n : u.bins) f(n);
+}
+
 inline Json line_of(const StepEvidence& e, const Decision& d, const PolicyState& after, const std::vector<std::string>& names) {
-    Json tensors = Json::array();
-    for (const Evidence& t : e.tensors) tensors.push_back({t.amax_bits, t.nan, t.inf, t.saturated, t.flushed, t.subnormal, t.nonzero});
-    return {{"loss_finite", e.loss_finite}, {"norm_finite", e.norm_finite}, {"tensors", tensors}, {"decision", text(d, names)}, {"state", hash_of(after)}};
+    Json line = {{"loss_finite", e.loss_finite}, {"norm_finite", e.norm_finite}, {"tensors", Json::array()}};
+    for (const Evidence& t : e.tensors) {
+        Json& counts = line["tensors"].emplace_back(Json::array());
+        each_count(t, std::min({t.snr, t.snr_narrower, t.snr_wider}) != NOT_MEASURED, [&](auto n) { counts.push_back(n); });
+    }
+    for (const UpdateEvidence& u : e.updates) {
+        Json& counts = line["updates"].emplace_back(Json::array());
+        each_count(u, [&](auto n) { counts.push_back(n); });
+    }
+    line["decision"] = text(d, names), line["state"] = hash_of(after);
+    return line;
+}
+
+// The evidence of such a line.
+inline StepEvidence evidence_of(const Json& line) {
+    StepEvidence e = {line.at("loss_finite"), line.at("norm_finite"), {}, {}};
+    for (const Json& counts : line.at("tensors")) {
+        Evidence& t = e.tensors.emplace_back();
+        size_t i = 0;
+        each_count(t, counts.size() > 7, [&](auto& n) { n = counts.at(i++); });
+    }
+    if (line.contains("updates"))
+        for (const Json& counts : line["updates"]) {
+            UpdateEvidence& u = e.updates.emplace_back();
+            size_t i = 0;
+            each_count(u, [&](auto& n) { n = counts.at(i++); });
+        }
+    return e;
+}
+
+// A tensor as a look saw it: counts[i] numbers with floor(log2 |x|) = first + i, `zeros` that are 0 or below 2^-126.
+inline Json json_of(const std::string& name, const Shadow& s) {
+    auto json = [](const Noise& n) -> Json {
+        if (n.snr == NOT_MEASURED) return nullptr;
+        return {{"format", name_of(n.format)}, {"k", n.k}, {"snr", n.snr}, {"flushed", n.flushed}, {"nonzero", n.nonzero}};
+    };
+    int first = 1, last = EXPONENTS - 2;
+    while (first <= last && !s.exponents[first]) first++;
+    while (last >= first && !s.exponents[last]) last--;
+    Json counts = Json::array();
+    for (int e = first; e <= last; e++) counts.push_back(s.exponents[e]);
+    return {{"tensor", name}, {"format", name_of(s.own.format)}, {"k", s.own.k}, {"snr", s.own.snr == NOT_MEASURED ? Json() : Json(s.own.snr)}, {"narrower", json(s.narrower)}, {"wider", json(s.wider)}, {"zeros", s.exponents[0]}, {"first", first - 127}, {"counts", counts}};
 }
 
 // What a file of decisions holds: how many attempts, and how many of each verdict.
@@ -79,17 +134,19 @@ Replayed replay(const std::string& path, F visit) {
             if (f < FP32 || f > E5M2 || role < 0 || role > 2) refuse("%s:1: format %d, role %d", path.c_str(), f, role);
             state.tensors.emplace_back((Format)f, (Role)role), names.push_back(t.at("name"));
         }
+        for (const Json& p : header.at("parameters")) {
+            const int f = p.at("storage"), master = p.at("master");
+            if ((f != BF16 && f != FP16) || master < 0 || master > 1) refuse("%s:1: storage %d, master %d", path.c_str(), f, master);
+            state.parameters.push_back({0, 0, 0, master, f}), names.push_back(p.at("name"));
+        }
         while (std::getline(file, line)) {
             number++;
             const Json logged = Json::parse(line);
-            StepEvidence e = {logged.at("loss_finite"), logged.at("norm_finite"), {}};
-            for (const Json& t : logged.at("tensors")) {
-                Evidence x;
-                x.amax_bits = t.at(0), x.nan = t.at(1), x.inf = t.at(2), x.saturated = t.at(3), x.flushed = t.at(4), x.subnormal = t.at(5), x.nonzero = t.at(6);
-                if (x.amax_bits >= 0x7F800000) refuse("%s:%d: %u are not the bits of a finite amax", path.c_str(), number, x.amax_bits);
-                e.tensors.push_back(x);
-            }
-            const Decision d = decide(rules, state, e);
+            const StepEvidence e = evidence_of(logged);
+            for (const Evidence& t : e.tensors)
+                if (t.amax_bits >= 0x7F800000) refuse("%s:%d: %u are not the bits of a finite amax", path.c_str(), number, t.amax_bits);
+            Decision d = decide(rules, state, e);
+            give_masters(rules, state, e.updates, d);
             const std::string now = text(d, names), then = logged.at("decision");
             if (now != then) throw Error(1, format("%s:%d: the run decided '%s', its evidence decides '%s'", path.c_str(), number, then.c_str(), now.c_str()));
             if (hash_of(state) != logged.at("state").get<uint32_t>())

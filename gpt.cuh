@@ -126,6 +126,7 @@ inline std::vector<Parameter> declare_parameters(const Shape& s, const Recipe& r
     auto add = [&](const std::string& name, int rows, int cols, bool matrix, Format f) {
         Parameter p;
         p.name = name, p.rows = rows, p.cols = cols, p.matrix = matrix, p.format = f;
+        if (r.stored == FP16) p.storage = FP16;
         all.push_back(p);
     };
     const int C = s.channels;
@@ -157,13 +158,15 @@ struct Memory {
     size_t total() const { return masters + moments + gradients + averages + low + activations; }
 };
 
+// Of the copy that products read. FP8 codes have room for 16 bits: for their transpose, or for BF16 if the weight is promoted.
+inline size_t low_bytes(const Parameter& p) { return p.format == FP32 ? 0 : 2 * ceil_div<size_t>(p.size(), 16) * 16; }
+
 inline Memory memory_needed(const Shape& s, const Recipe& r, int B, int length, bool average) {
     Memory m;
     for (const Parameter& p : declare_parameters(s, r)) {
         Arena one, low;
         one.take(p.size() * 4);
-        if (p.format != FP32) low.take(p.size() * bytes_of(p.format));
-        if (is_fp8(p.format) && BOTH_WAYS) low.take(p.size());
+        low.take(low_bytes(p));
         m.masters += one.used, m.gradients += one.used, m.moments += 2 * one.used, m.low += low.used;
         if (average) m.averages += one.used;
     }
@@ -187,15 +190,20 @@ struct GPT {
     std::vector<Block> blocks;
     LayerNorm lnf;
     Rules rules;                                          // of the precision procedure,
-    PolicyState policy;                                   // and what it knows of each FP8 cast of an input or a gradient:
-    std::vector<std::pair<std::string, CastSite*>> sites; // these, by name, in the order in which a step casts
-    std::vector<TensorState> uncast;                      // of the other recipes' inputs and gradients
+    PolicyState policy;                                   // and what it knows: in FP8 of the sites, and then of the Linears' weights; of all parameters' masters
+    std::vector<std::pair<std::string, CastSite*>> sites; // inputs and gradients of Linears, by name, in the order in which a step casts
+    std::vector<Parameter*> linear_weights;
+    std::vector<TensorState> uncast; // of the other recipes' inputs and gradients
+    ShadowPass looks;
+    std::vector<Shadow> weight_shadows; // of the last look
+    UpdateWatch watch;
+    Buffer update_counts, update_sums;
     Arena arena;
     std::vector<Activations<T>> now; // of the last forward pass: none or one
 
     CastStats* weight_stats() const { return (CastStats*)stats.data(); }
     CastStats* site_stats() const { return weight_stats() + parameters.size(); }
-    Tensor<T> embedding(const Parameter* p) const { return {(T*)p->low, p->rows, p->cols}; }
+    Tensor<T> embedding(const Parameter* p) const { return {(T*)p->operand().data, p->rows, p->cols}; }
 
     // A batch on the machine; its memory holds one at a time.
     TokenBatch upload(const std::vector<int>& x, const std::vector<int>& y, int B, int length) {
@@ -208,7 +216,9 @@ struct GPT {
         : shape(s), recipe(r), memory(memory_needed(s, r, B, length, average)), parameters(declare_parameters(s, r)),
           masters(memory.masters), moments(memory.moments), gradients(memory.gradients), averages(memory.averages), low(memory.low),
           activations(memory.activations), stats((parameters.size() + 16 * s.layers + 1) * sizeof(CastStats)),
-          tokens((4 * (size_t)B * length + 1) * sizeof(int)), partial(chunks(memory.gradients / 4) * sizeof(float)), blocks(s.layers) {
+          tokens((4 * (size_t)B * length + 1) * sizeof(int)), partial(chunks(memory.gradients / 4) * sizeof(float)), blocks(s.layers),
+          looks(std::max((size_t)B * length, (size_t)s.channels) * 4 * s.channels), update_counts(parameters.size() * sizeof(UpdateCounts)),
+          update_sums(UpdateWatch::partial_floats(parameters) * sizeof(float)) {
         ENSURE(r.stored == format_of<T>, "recipe %s stores %s, the model is built for %s", r.name, name_of(r.stored), name_of(format_of<T>));
         ENSURE(s.channels % s.heads == 0, "%d channels do not split into %d heads", s.channels, s.heads);
         Arena w{(char*)masters.data()}, mv{(char*)moments.data()}, g{(char*)gradients.data()}, a{(char*)averages.data()}, lo{(char*)low.data()};
@@ -217,11 +227,19 @@ struct GPT {
             p.master = (float*)w.take(p.size() * 4), p.grad = (float*)g.take(p.size() * 4);
             p.m = (float*)mv.take(p.size() * 4), p.v = (float*)mv.take(p.size() * 4);
             if (average) p.average = (float*)a.take(p.size() * 4);
-            p.low = p.format == FP32 ? p.master : lo.take(p.size() * bytes_of(p.format));
-            if (is_fp8(p.format) && BOTH_WAYS) p.low_t = lo.take(p.size());
+            if (p.format != FP32) p.low = lo.take(low_bytes(p));
             p.stats = weight_stats() + i;
+            set_format(p, p.format);
         }
+        for (const Parameter& p : parameters) policy.parameters.push_back({0, 0, 0, 1, p.storage});
+        watch.counts = (UpdateCounts*)update_counts.data(), watch.partial = (float*)update_sums.data();
         connect();
+    }
+
+    // The format of the copy that products read; its numbers are for the next rounding to write.
+    static void set_format(Parameter& p, Format f) {
+        p.format = f, p.k = 0;
+        p.low_t = is_fp8(f) && BOTH_WAYS ? (char*)p.low + low_bytes(p) / 2 : nullptr;
     }
 
     // The blocks' views of the parameters, which stand in the order of declare_parameters.
@@ -234,16 +252,17 @@ struct GPT {
         const int n = 8 * shape.layers;
         const bool fp8 = is_fp8(recipe.input);
         std::vector<TensorState>& states = fp8 ? policy.tensors : uncast;
-        states.resize(n);
-        sites.resize(fp8 ? n : 0);
+        states.resize(fp8 ? n + n / 2 : n), sites.resize(n);
         int linears = 0; // the i-th Linear's input is cast i-th, its gradient i-th from the end
         auto cast_site = [&](CastSite& c, const std::string& name, Format f, Role role, int at) {
             states[at] = TensorState(f, role);
             c.rules = &rules, c.state = &states[at], c.stats = site_stats() + 2 * at;
-            if (fp8) sites[at] = {name, &c};
+            sites[at] = {name, &c};
         };
         auto linear = [&](Linear& l) {
             const std::string name = next->name.substr(0, next->name.rfind('.'));
+            if (fp8) states[n + linears] = TensorState(recipe.weight, Role::weight);
+            linear_weights.push_back(next);
             l.dw = next->gradient(), next++;
             l.b = next->weight(), l.db = next->gradient(), next++;
             cast_site(l.x, name + " input", recipe.input, Role::input, linears);
@@ -255,6 +274,34 @@ struct GPT {
             layernorm(b.ln2), linear(b.fc), linear(b.mlp);
         }
         layernorm(lnf);
+        point_at_weights();
+    }
+
+    // What a look sees: the sites, then the Linears' weights. In FP8 these are policy.tensors.
+    std::vector<std::string> tensor_names() const {
+        std::vector<std::string> names;
+        for (auto& [name, site] : sites) names.push_back(name);
+        for (const Parameter* p : linear_weights) names.push_back(p->name);
+        return names;
+    }
+    std::vector<const Shadow*> shadows() const {
+        std::vector<const Shadow*> all;
+        for (auto& [name, site] : sites) all.push_back(&site->shadow);
+        for (const Shadow& s : weight_shadows) all.push_back(&s);
+        return all;
+    }
+
+    // Weights take the formats that the policy decided; the next rounding writes them.
+    void follow_formats() {
+        for (size_t i = 0; i < linear_weights.size() && sites.size() + i < policy.tensors.size(); i++)
+            if (const Format f = policy.tensors[sites.size() + i].format; f != linear_weights[i]->format) set_format(*linear_weights[i], f);
+    }
+
+    // From here on a weight is a number of its storage format, rounded at every step, until the policy gives it a master.
+    void take_masters(bool stochastic, uint32_t seed) {
+        watch.stochastic = stochastic, watch.rng = Rng(seed, Stream::rounding);
+        for (size_t i = 0; i < parameters.size(); i++) take_master(parameters[i]), policy.parameters[i].master = 0;
+        round_weights(parameters, weight_stats());
         point_at_weights();
     }
 
@@ -304,12 +351,20 @@ struct GPT {
 // What each FP8 cast saw since the last call; counting starts anew.
 template <class T>
 std::vector<CastStats> take_cast_stats(GPT<T>& gpt) {
-    std::vector<CastStats> seen(gpt.sites.empty() ? 0 : 16 * gpt.shape.layers);
+    std::vector<CastStats> seen(16 * gpt.shape.layers), by_site;
     copy_to_host(seen.data(), gpt.site_stats(), seen.size());
     fill_zero(gpt.site_stats(), seen.size() * sizeof(CastStats));
-    std::vector<CastStats> by_site;
     for (auto& [name, site] : gpt.sites) by_site.push_back(seen[site->stats - gpt.site_stats()]);
     return by_site;
+}
+
+// The same of the Linears' weights, as they were when they were last rounded.
+template <class T>
+std::vector<CastStats> weight_cast_stats(const GPT<T>& gpt) {
+    std::vector<CastStats> all(gpt.parameters.size()), seen;
+    copy_to_host(all.data(), gpt.weight_stats(), all.size());
+    for (const Parameter* p : gpt.linear_weights) seen.push_back(all[p - gpt.parameters.data()]);
+    return seen;
 }
 
 // ==== one transformer block ==========================================================================================

@@ -11,6 +11,7 @@
 //          No float is ever added atomically: each sum has one fixed order, so a run gives the same bytes twice.
 // Tests    tests/test_gpu.cu
 #pragma once
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -129,6 +130,12 @@ __device__ inline float block_sum(float x) {
     for (int w = 0; w < BLOCK / WARP; w++) sum += partial[w];
     __syncthreads(); // ... and read by all before the next block_sum overwrites them
     return sum;
+}
+
+// Counts of a block in its shared memory; a thread that is alone in its block needs no atomic.
+__device__ inline void count_in(unsigned* bin) {
+    if (BLOCK == 1) ++*bin;
+    else atomicAdd(bin, 1u);
 }
 
 // ==== how elements are shared out ====================================================================================
@@ -297,6 +304,9 @@ inline int processors() { return device().multiProcessorCount; }
 inline int capability() { return simulator::capability(); }
 inline int processors() { return 8; }
 #endif
+
+// On a clock that never goes back.
+inline double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // "CPU, 2 threads" or "NVIDIA H200, compute capability 9.0"; refuses when a CUDA build finds no GPU.
 inline std::string machine_name() {

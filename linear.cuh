@@ -15,7 +15,7 @@
 #include "column_sum.cuh"
 #include "layernorm.cuh"
 #include "matmul.cuh"
-#include "policy.cuh"
+#include "shadow.cuh"
 
 #if defined(ON_CPU)
 constexpr bool BOTH_WAYS = false;
@@ -36,8 +36,10 @@ enum class Pass { train, evaluate };
 struct CastSite {
     const Rules* rules = nullptr;
     const TensorState* state = nullptr;
-    CastStats* stats = nullptr; // on the machine: [0] of this step, [1] of whatever an evaluation casts
-    bool has_first_k = false;   // a first scale is of the first micro-batch, and the same for all of its step's
+    CastStats* stats = nullptr;  // on the machine: [0] of this step, [1] of whatever an evaluation casts
+    ShadowPass* looks = nullptr; // set while a shadow pass looks at what is cast: at `shadow`
+    Shadow shadow;
+    bool has_first_k = false; // a first scale is of the first micro-batch, and the same for all of its step's
     int first_k = 0;
 
     Format format() const { return state->format; }
@@ -66,6 +68,17 @@ struct Linear {
     Operand x_read = {}; // what forward read: kept for dw
 };
 
+// x as the products read it, shown to the shadow pass if there is one.
+template <class T>
+Cast shown(CastSite& site, Tensor<T> x, Cast read) {
+    if (site.looks) site.shadow = look_at(*site.looks, x, read.by_row.format, read.by_row.k, site.state->role, site.rules->margin);
+    return read;
+}
+template <class T>
+Cast uncast(CastSite& site, Tensor<T> x) {
+    return shown(site, x, {operand(x), operand(x)});
+}
+
 // FP8 codes as operands: (rows, cols) in q, and where qt is given the same codes as (cols, rows) there.
 inline Cast codes_of(const CastSite& site, int k, const uint8_t* q, const uint8_t* qt, int rows, int cols) {
     const Operand by_row = {q, site.format(), k, cols, 1, 0, 0}, by_col = {qt, site.format(), k, 1, rows, 0, 0};
@@ -75,11 +88,11 @@ inline Cast codes_of(const CastSite& site, int k, const uint8_t* q, const uint8_
 // x as the products read it: x itself unless the site's format is FP8, else codes in `codes`, with what was seen counted.
 template <class T>
 Operand cast(CastSite& site, Tensor<uint8_t> codes, Tensor<T> x, Pass pass) {
-    if (!is_fp8(site.format())) return operand(x);
+    if (!is_fp8(site.format())) return uncast(site, x).by_row;
     ENSURE(codes.size() >= x.size(), "%zu bytes for %zu codes", codes.size(), x.size());
     const int k = site.exponent_for(x, pass);
     quantise(codes.data, site.format(), k, site.stats + (pass == Pass::evaluate), x);
-    return codes_of(site, k, codes.data, nullptr, x.rows, x.cols).by_row;
+    return shown(site, x, codes_of(site, k, codes.data, nullptr, x.rows, x.cols)).by_row;
 }
 
 // cast(layernorm(x)), on a GPU in one kernel once the scale is known. `y` receives layernorm(x), which is what the products
@@ -91,7 +104,7 @@ Operand layernorm_cast(Tensor<T> y, Tensor<float> mean, Tensor<float> rstd, Tens
         return cast(site, codes, y, pass);
     }
     layernorm_forward(y, mean, rstd, x, w, codes.data, site.format(), site.state->k, site.stats + (pass == Pass::evaluate));
-    return codes_of(site, site.state->k, codes.data, nullptr, x.rows, x.cols).by_row;
+    return shown(site, y, codes_of(site, site.state->k, codes.data, nullptr, x.rows, x.cols)).by_row;
 }
 
 // y (BT, N) = x w^T + b, and what the epilogue adds.
@@ -139,12 +152,12 @@ struct LinearScratch {
 // dy as both of its products read it.
 template <class T>
 Cast cast_gradient(CastSite& site, const LinearScratch& s, Tensor<T> dy) {
-    if (!is_fp8(site.format())) return {operand(dy), operand(dy)};
+    if (!is_fp8(site.format())) return uncast(site, dy);
     ENSURE(s.codes.size() >= dy.size(), "%zu bytes for %zu codes", s.codes.size(), dy.size());
     const int k = site.exponent_for(dy, Pass::train);
     uint8_t* by_col = BOTH_WAYS ? s.codes_by_col.data : nullptr;
     quantise(s.codes.data, site.format(), k, site.stats, dy, by_col);
-    return codes_of(site, k, s.codes.data, by_col, dy.rows, dy.cols);
+    return shown(site, dy, codes_of(site, k, s.codes.data, by_col, dy.rows, dy.cols));
 }
 
 // cast(dx) where dx = dy * gelu'(x), in one kernel once the scale is known; dx itself is written too, and may be dy.
@@ -156,7 +169,7 @@ Cast gelu_backward_cast(Tensor<T> dx, Tensor<T> dy, Tensor<T> x, CastSite& site,
     }
     uint8_t* by_col = BOTH_WAYS ? s.codes_by_col.data : nullptr;
     gelu_backward(dx, dy, x, s.codes.data, site.format(), site.state->k, site.stats, by_col);
-    return codes_of(site, site.state->k, s.codes.data, by_col, dx.rows, dx.cols);
+    return shown(site, dx, codes_of(site, site.state->k, s.codes.data, by_col, dx.rows, dx.cols));
 }
 
 // dx (BT, K) = dy w,  l.dw += dy^T x,  l.db += sum of dy; the products read dy_read, its cast.

@@ -46,6 +46,7 @@ struct Rules {
     int flushed_to_demote = 10;  // 1/1000, less than that
     int snr_to_demote = 2400;    // 1/100 dB, more than that
     int latch_after = 2;         // promotions
+    bool give_masters = true;    // off: a parameter that starts without a master stays without
     int lost_to_master = 500;    // 1/1000 of a parameter's updates, at least that at every step of a window
 };
 // clang-format on
@@ -71,9 +72,18 @@ inline Evidence combine(const Evidence& a, const Evidence& b) {
             std::min(a.snr_wider, b.snr_wider), a.flushed_narrower + b.flushed_narrower, a.nonzero_narrower + b.nonzero_narrower};
 }
 
+// Of one parameter in one applied step, for the 16-bit format f that it would be kept in without a master: w' = round_f(w + d).
+struct UpdateEvidence {
+    static constexpr int BINS = 32, ZERO = 16;
+    int64_t updates = 0, lost = 0; // d != 0; of these w' == w
+    int realised = 0;              // 1/1000: sum (w' - w) d over sum d^2
+    int64_t bins[BINS] = {};       // of the updates, by floor(log2(|d| / ulp_f(w))): -16 and less in the first, 15 and more in the last
+};
+
 struct StepEvidence {
     bool loss_finite = true, norm_finite = true;
-    std::vector<Evidence> tensors; // in the order in which a step casts them: the first with a NaN is where it came from
+    std::vector<Evidence> tensors;            // in the order in which a step casts them: the first with a NaN is where it came from
+    std::vector<UpdateEvidence> updates = {}; // of all parameters, or of none: they come after the decision, and not from every step
 };
 
 inline StepEvidence combine(StepEvidence a, const StepEvidence& b) {
@@ -102,11 +112,20 @@ struct TensorState {
 static_assert(std::has_unique_object_representations_v<TensorState>);
 inline bool operator==(const TensorState& a, const TensorState& b) { return memcmp(&a, &b, sizeof a) == 0; }
 
+// Of a parameter: does it have an FP32 master?
+struct StorageState {
+    int steps = 0, losing = 0, below = 0; // of the running window: steps measured; lost share too large; median below one ulp
+    int master = 0;                       // once 1, for good: a learning rate that decays makes it only worse
+    int format = BF16;                    // what it is kept in without
+    bool operator==(const StorageState& b) const { return memcmp(this, &b, sizeof b) == 0; }
+};
+
 struct PolicyState {
     std::vector<TensorState> tensors;
+    std::vector<StorageState> parameters;
     int applied = 0, drops = 0, retrying = 0; // steps; batches dropped in a row; 1: the next attempt is a batch's second
     bool operator==(const PolicyState& b) const {
-        return tensors == b.tensors && applied == b.applied && drops == b.drops && retrying == b.retrying;
+        return tensors == b.tensors && parameters == b.parameters && applied == b.applied && drops == b.drops && retrying == b.retrying;
     }
 };
 
@@ -115,11 +134,11 @@ struct PolicyState {
 // clang-format off
 enum class Verdict { apply, replay, drop, stop };
 enum class Cause { none, saturated, not_finite, loss, norm };
-enum class Change { first_scale, shrink, grow, promote, demote, latch };
+enum class Change { first_scale, shrink, grow, promote, demote, latch, master };
 // clang-format on
 
 struct Reason {
-    int tensor;
+    int tensor; // of a master, the parameter's place after all tensors
     Change change;
     int from, to; // k, or Format
 };
@@ -131,7 +150,7 @@ struct Decision {
 };
 
 inline std::string text(const Reason& r, const std::vector<std::string>& names) {
-    static const char* changes[] = {"first scale", "shrink", "grow", "promote", "demote", "latch"};
+    static const char* changes[] = {"first scale", "shrink", "grow", "promote", "demote", "latch", "master"};
     const std::string what = names.at(r.tensor) + ": " + changes[(int)r.change];
     if (r.change < Change::promote) return what + format(" 2^%d -> 2^%d", r.from, r.to);
     return what + format(" %s -> %s", name_of((Format)r.from), name_of((Format)r.to));
@@ -202,7 +221,7 @@ inline Format narrower_than(const TensorState& t) { return t.format == FP32 && i
 // An applied step's evidence on the format. A flushed number is held against it only where this step's own amax would have
 // had about the same k: after a spike it is the scale that flushes, for as long as the spike stays in the window.
 inline void count_evidence(const Rules& r, TensorState& t, const Evidence& e) {
-    const bool tight = !is_fp8(t.format) || needs_own_amax(r, t) ||
+    const bool tight = !is_fp8(t.format) || t.role == Role::weight || needs_own_amax(r, t) ||
         scale_exponent(t.format, bits_as<float>(e.amax_bits)) - t.k <= r.margin + r.deadband;
     t.steps++;
     t.flushing += tight && e.flushed * 1000 > e.nonzero * r.flushed_to_promote;
@@ -284,26 +303,12 @@ inline Decision decide(const Rules& r, PolicyState& s, const StepEvidence& step)
 
 // ==== the storage rule: does a parameter need an FP32 master? ========================================================
 
-// Of one parameter tensor in one applied step, for the format f that it would be stored in: w' = round_f(w + d).
-struct UpdateEvidence {
-    static constexpr int BINS = 32, ZERO = 16;
-    int64_t updates = 0, lost = 0; // d != 0; of these w' == w
-    int realised = 0;              // 1/1000: sum (w' - w) d over sum d^2
-    int64_t bins[BINS] = {};       // of the updates, by floor(log2(|d| / ulp_f(w))): -16 and less in the first, 15 and more in the last
-};
-
 // floor(log2) of the median of |d| / ulp.
 inline int median_bin(const UpdateEvidence& e) {
     int b = 0;
     for (int64_t below = e.bins[0]; b + 1 < e.BINS && 2 * below < e.updates; below += e.bins[++b]) {}
     return b - e.ZERO;
 }
-
-struct StorageState {
-    int steps = 0, losing = 0, below = 0; // of the running window: applied; lost share too large; median below one ulp
-    int master = 0;                       // 1: for good, since a learning rate that decays makes it only worse
-    bool operator==(const StorageState& b) const { return memcmp(this, &b, sizeof b) == 0; }
-};
 
 // True at the step at which the parameter gets its master. Source: arXiv:2010.06192, rounding to nearest cancels updates.
 inline bool storage_rule(const Rules& r, StorageState& s, const UpdateEvidence& e) {
@@ -313,6 +318,13 @@ inline bool storage_rule(const Rules& r, StorageState& s, const UpdateEvidence& 
     s.master = s.losing == s.steps || s.below == s.steps;
     s.steps = s.losing = s.below = 0;
     return s.master;
+}
+
+// After the updates of an applied step: which parameters get their masters now is added to its decision.
+inline void give_masters(const Rules& r, PolicyState& s, const std::vector<UpdateEvidence>& updates, Decision& d) {
+    ENSURE(updates.empty() || updates.size() == s.parameters.size(), "updates of %zu parameters, expected %zu", updates.size(), s.parameters.size());
+    for (size_t i = 0; r.give_masters && i < updates.size(); i++)
+        if (storage_rule(r, s.parameters[i], updates[i])) d.reasons.push_back({int(s.tensors.size() + i), Change::master, s.parameters[i].format, FP32});
 }
 
 // Before step 0: AdamW moves a weight by about lr. In units of the spacing of f at w; below 1/2 nothing moves.

@@ -6,7 +6,6 @@
 //
 // Formats  --recipe chooses a row of recipes.cuh at run time; one binary holds all four
 // Tests    tests/test_train_gpt.cu
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -29,7 +28,23 @@ inline std::string printable(const std::vector<int>& tokens, bool bytes) {
     return text;
 }
 
-inline double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+// What would become of the weights without FP32 masters: a parameter whose numbers are much larger than its updates swallows them.
+template <class T>
+void print_prediction(const GPT<T>& gpt, const Config& c) {
+    const double last = learning_rate(c, c.steps); // the smallest
+    int swamped = 0;
+    std::string first;
+    for (const Parameter& p : gpt.parameters) {
+        std::vector<float> w(p.size());
+        copy_to_host(w.data(), (const float*)p.master, w.size());
+        double squares = 0;
+        for (float x : w) squares += (double)x * x;
+        const double rms = std::sqrt(squares / w.size());
+        if (!predict_swamping(p.storage, last, rms)) continue;
+        if (!swamped++) first = format("; first %s, rms %.2g, where an update is %.2g of a step of %s", p.name.c_str(), rms, update_in_ulps(p.storage, last, rms), name_of(p.storage));
+    }
+    printf("without FP32 masters, updates of %.1e at the end would be lost in %d of %zu parameters%s\n", last, swamped, gpt.parameters.size(), first.c_str());
+}
 
 // Bytes by class of tensor, for every recipe.
 inline void print_memory(const Shape& s, const Config& c) {
@@ -106,15 +121,18 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     GPT<T> gpt(shape, recipe, c.batch, c.context, c.ema > 0);
     gpt.initialise((uint32_t)c.seed);
     gpt.rules = rules_of(c);
-    std::vector<std::string> names; // of the tensors that are cast
-    for (auto& [name, site] : gpt.sites) names.push_back(name);
-    std::ofstream decisions(out / "decisions.jsonl");
+    print_prediction(gpt, c);
+    if (c.masters != "all") gpt.take_masters(c.rounding == "stochastic", (uint32_t)c.seed);
+    const std::vector<std::string> looked_at = gpt.tensor_names();
+    std::vector<std::string> names(looked_at.begin(), looked_at.begin() + gpt.policy.tensors.size()); // of all that is decided on
+    for (const Parameter& p : gpt.parameters) names.push_back(p.name);
+    std::ofstream decisions(out / "decisions.jsonl"), shadows(out / "shadow.jsonl");
     decisions << header_of(gpt.rules, gpt.policy, names).dump() << std::endl;
     LossScale scale = loss_scale_of(c, recipe);
     Progress at;
     const bool terminal = isatty(1);
     const double begin = seconds_now();
-    double shown = begin, spent = 0; // in steps alone
+    double shown = begin, spent = 0, deciding = 0, replaying = 0; // seconds in steps; of these, in decisions and their logs, in replays
     std::string first_bad;
 
     auto look = [&] {
@@ -135,10 +153,19 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         const double start = seconds_now();
         StepEvidence evidence;
         const StepResult r = train_step(gpt, scale, at, data.train, c, &evidence);
+        const double decided = seconds_now();
         const std::string decision = text(r.decision, names);
         decisions << line_of(evidence, r.decision, gpt.policy, names).dump() << "\n";
+        if (r.looked) {
+            Json line = {{"step", at.applied + r.skipped}, {"tensors", Json::array()}};
+            const std::vector<const Shadow*> seen = gpt.shadows();
+            for (size_t i = 0; i < seen.size(); i++)
+                if (!seen[i]->exponents.empty()) line["tensors"].push_back(json_of(looked_at[i], *seen[i]));
+            shadows << line.dump() << "\n";
+        }
         const double now = seconds_now();
-        spent += now - start;
+        spent += now - start, deciding += now - decided;
+        if (r.decision.verdict == Verdict::replay) replaying += now - start;
         const double rate = (double)c.accumulate * c.batch * c.context / (now - start);
         Json line = {{"step", at.applied + r.skipped}, {"loss", r.loss}, {"grad_norm", r.norm}, {"lr", r.lr}};
         line["loss_scale"] = r.loss_scale, line["skipped"] = r.skipped, line["tokens_per_second"] = rate, line["seconds"] = now - begin;
@@ -172,7 +199,19 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         int promoted = 0;
         for (const TensorState& t : gpt.policy.tensors) promoted += !is_fp8(t.format);
         printf("FP8: %d steps replayed because a cast saturated, %d batches dropped, %d of %zu tensors promoted; every decision is in decisions.jsonl\n",
-               at.replayed, at.skipped, promoted, names.size());
+               at.replayed, at.skipped, promoted, gpt.policy.tensors.size());
+    }
+    if (c.masters != "all") {
+        int masters = 0;
+        for (const StorageState& p : gpt.policy.parameters) masters += p.master;
+        printf("masters: %d of %zu parameters were given one\n", masters, gpt.policy.parameters.size());
+    }
+    if (at.applied) {
+        const size_t memory = gpt.stats.bytes() + gpt.looks.counts.bytes() + gpt.looks.partial.bytes() + gpt.update_counts.bytes() + gpt.update_sums.bytes() +
+            gpt.policy.tensors.size() * sizeof(TensorState) + gpt.policy.parameters.size() * sizeof(StorageState);
+        write({{"step", at.applied}, {"cost", {{"seconds", spent}, {"shadow_seconds", gpt.looks.seconds}, {"decision_seconds", deciding}, {"replay_seconds", replaying}, {"memory_bytes", memory}, {"shadow_bytes", gpt.looks.bytes_read}}}});
+        printf("the procedure took %.2f %% of the time for looks, %.2f %% for decisions and their log, %.2f %% for replays; %zu bytes of memory; %.3g bytes read by looks\n",
+               100 * gpt.looks.seconds / spent, 100 * deciding / spent, 100 * replaying / spent, memory, (double)gpt.looks.bytes_read);
     }
 
     if (!data.questions.empty() && c.eval_every && c.eval_batches) {

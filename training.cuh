@@ -28,6 +28,7 @@ struct StepResult {
     bool skipped; // nothing moved: dropped, or to be replayed
     unsigned saturated;
     Decision decision;
+    bool looked = false; // at all tensors: gpt.shadows()
 };
 
 inline Evidence evidence_of(const CastStats& s) {
@@ -37,15 +38,40 @@ inline Evidence evidence_of(const CastStats& s) {
     return e;
 }
 
+// Turns looks at what the Linears cast on or off; on, the weights are looked at here and now.
+template <class T>
+void look(GPT<T>& gpt, bool on) {
+    for (auto& [name, site] : gpt.sites) site->looks = on ? &gpt.looks : nullptr;
+    if (!on) return;
+    for (auto& [name, site] : gpt.sites) site->shadow = {}; // a backward pass may never come
+    gpt.weight_shadows.clear();
+    for (const Parameter* p : gpt.linear_weights) gpt.weight_shadows.push_back(look_at(gpt.looks, p->weight(), p->format, p->k, Role::weight, 0));
+}
+
+// What this attempt's casts and its looks saw, in the order of policy.tensors.
+template <class T>
+StepEvidence take_evidence(GPT<T>& gpt, double loss, double norm, bool looked) {
+    StepEvidence seen = {std::isfinite(loss), std::isfinite(norm), {}, {}};
+    if (gpt.policy.tensors.empty()) return seen;
+    for (const CastStats& s : take_cast_stats(gpt)) seen.tensors.push_back(evidence_of(s));
+    for (const CastStats& s : weight_cast_stats(gpt)) seen.tensors.push_back(evidence_of(s));
+    const std::vector<const Shadow*> shadows = gpt.shadows();
+    for (size_t i = 0; looked && i < shadows.size(); i++)
+        if (!shadows[i]->exponents.empty()) add_shadow(seen.tensors[i], *shadows[i]);
+    return seen;
+}
+
 template <class T>
 StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens& tokens, const Config& c, StepEvidence* evidence = nullptr) {
     // 1. Gradients of `scale * loss`, summed in FP32 over the micro-batches. The scale lifts small gradients into FP16's
     //    range; in the other recipes it stays 1.
     StepResult r = {0, 0, learning_rate(c, at.applied), scale.value, false, 0, {}};
+    r.looked = c.shadow_every && at.applied % c.shadow_every == 0;
     fill_zero(gpt.gradients.data(), gpt.gradients.bytes());
     for (int micro = 0; micro < c.accumulate; micro++) {
         Batch batch = train_batch(tokens, c.batch, c.context, (uint32_t)c.seed, at.batches, micro, c.accumulate);
         TokenBatch on_machine = gpt.upload(batch.x, batch.y, batch.B, batch.T);
+        look(gpt, r.looked && micro == 0);
         gpt_forward(gpt, on_machine, Pass::train);
         r.loss += gpt_loss(gpt, on_machine, scale.value / c.accumulate) / c.accumulate;
         if (!std::isfinite(r.loss)) break; // the step is lost: leave the activations as they are, for the autopsy
@@ -56,8 +82,9 @@ StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens&
     //    it does not, no weight, no moment, no t, no learning rate, no average moves. A step that only saturated is tried
     //    again with the same batch, its scales repaired.
     r.norm = global_norm((float*)gpt.gradients.data(), gpt.gradients.bytes() / 4, 1 / scale.value, (float*)gpt.partial.data());
-    StepEvidence seen = {std::isfinite(r.loss), std::isfinite(r.norm), {}};
-    for (const CastStats& s : take_cast_stats(gpt)) seen.tensors.push_back(evidence_of(s)), r.saturated += s.saturated;
+    look(gpt, false);
+    StepEvidence seen = take_evidence(gpt, r.loss, r.norm, r.looked);
+    for (const Evidence& e : seen.tensors) r.saturated += e.saturated;
     r.decision = decide(gpt.rules, gpt.policy, seen);
     if (evidence) *evidence = seen;
     for (auto& [name, site] : gpt.sites) site->has_first_k = false;
@@ -77,8 +104,16 @@ StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens&
     adam.lr = r.lr, adam.beta1 = (float)c.beta1, adam.beta2 = (float)c.beta2, adam.weight_decay = (float)c.weight_decay;
     adam.grad_scale = (float)(clip / scale.value);
     adam.set_step(++at.applied);
-    adamw_update(gpt.parameters, gpt.weight_stats(), adam);
+    gpt.follow_formats();
+    const bool measured = r.looked || (c.masters == "measured");
+    adamw_update(gpt.parameters, gpt.weight_stats(), adam, gpt.watch, measured, at.applied);
     gpt.point_at_weights();
+    if (measured) {
+        seen.updates = updates_seen(gpt.parameters, gpt.watch);
+        give_masters(gpt.rules, gpt.policy, seen.updates, r.decision);
+        for (size_t i = 0; i < gpt.parameters.size(); i++) gpt.parameters[i].has_master = gpt.policy.parameters[i].master;
+        if (evidence) *evidence = seen;
+    }
     if (c.ema > 0) update_average(gpt.parameters, (float)c.ema);
 
     scale.succeeded();

@@ -4,6 +4,7 @@
 #include "tensors.h"
 #include <algorithm>
 #include <doctest/doctest.h>
+#include <set>
 
 namespace {
 
@@ -305,6 +306,141 @@ TEST_CASE("rounding all weights writes their transposed codes too") {
     w.round();
     transpose_codes(want.view().data, w.parameter().low, 33, 20);
     CHECK((turned.stored() == want.stored()));
+}
+
+// ==== weights without masters ========================================================================================
+
+namespace {
+
+// Memory for looking at a single parameter's updates.
+struct Watched {
+    Owned<UpdateCounts> counts{1, 1};
+    Buffer sums;
+    UpdateWatch watch;
+    explicit Watched(const Weights& w) : sums(UpdateWatch::partial_floats(w.list) * sizeof(float)) {
+        watch.counts = counts.view().data, watch.partial = (float*)sums.data();
+    }
+    UpdateEvidence step(Weights& w, AdamW a, int t) {
+        a.set_step(t);
+        adamw_update(w.list, w.stats.view().data, a, watch, true, t);
+        return updates_seen(w.list, watch)[0];
+    }
+};
+float as_stored(Format f, float x) { return f == BF16 ? to_float(round_to<bf16>(x)) : to_float(round_to<fp16>(x)); }
+
+} // namespace
+
+// Each count by definition: d is where the same step takes a weight of 0; realised within the rounding of its two sums and of itself.
+TEST_CASE("what updates would lose is counted as it is defined, and measuring changes no bit of the step") {
+    for (Format storage : {BF16, FP16})
+        for (Format format : {FP32, BF16, E4M3})
+            for (int n : {1, 33, CHUNK + 77}) {
+                CAPTURE(n);
+                std::vector<float> w0 = normals(n, 1, 0.02f);
+                for (int i = 0; i < n; i += 3) w0[i] = i % 2 ? 0 : 1 + w0[i]; // where updates are far above and far below a step
+                Weights w(format, 1, n, w0), plain(format, 1, n, w0), zero(FP32, 1, n, std::vector<float>(n, 0));
+                w.parameter().storage = storage;
+                w.round(), plain.round();
+                Watched watched(w);
+                for (int t = 1; t <= 3; t++) {
+                    std::vector<float> grad = normals(n, 10 + t);
+                    grad[n / 2] = 0;
+                    w.grad.set(grad), plain.grad.set(grad), zero.grad.set(grad);
+                    zero.master.set(std::vector<float>(n, 0));
+                    const std::vector<float> before = floats(w.master.get());
+                    const UpdateEvidence seen = watched.step(w, options(1e-3f), t);
+                    AdamW a = options(1e-3f);
+                    a.set_step(t), plain.update(a), zero.update(a);
+                    CHECK((bytes_of(w.master) == bytes_of(plain.master)));
+                    CHECK((bytes_of(w.m) == bytes_of(plain.m)));
+                    CHECK((bytes_of(w.v) == bytes_of(plain.v)));
+                    CHECK((w.read() == plain.read()));
+                    CHECK(memcmp(w.stats.stored().data(), plain.stats.stored().data(), sizeof(CastStats)) == 0);
+
+                    const std::vector<float> updates = floats(zero.master.get());
+                    const int M = storage == BF16 ? 7 : 10, smallest = storage == BF16 ? -126 : -14;
+                    UpdateEvidence want;
+                    double moved = 0, meant = 0;
+                    for (int i = 0; i < n; i++) {
+                        const float d = updates[i], kept = as_stored(storage, before[i]), next = as_stored(storage, kept + d);
+                        moved += ((double)next - kept) * d, meant += (double)d * d;
+                        if (d == 0) continue;
+                        const int ulp = (kept == 0 ? smallest : std::max(std::ilogb(kept), smallest)) - M;
+                        want.updates++, want.lost += next == kept, want.bins[std::clamp(std::ilogb(d) - ulp + 16, 0, 31)]++;
+                    }
+                    CHECK(seen.updates == want.updates);
+                    CHECK(seen.lost == want.lost);
+                    CHECK(std::equal(seen.bins, seen.bins + 32, want.bins));
+                    if (meant > 0) CHECK(std::fabs(seen.realised - 1000 * moved / meant) <= 0.5 + 2000 * gamma_fp32(CHUNK + 3));
+                }
+            }
+}
+
+TEST_CASE("without a master a weight is a number of its storage format at every step, rounded once from where it was") {
+    for (Format storage : {BF16, FP16})
+        for (Format format : {FP32, storage, E4M3}) {
+            const int n = CHUNK + 33;
+            Weights w(format, 1, n, normals(n, 1, 0.02f));
+            w.parameter().storage = storage;
+            take_master(w.parameter());
+            w.round();
+            Watched watched(w);
+            for (int t = 1; t <= 3; t++) {
+                const std::vector<float> before = floats(w.master.get());
+                Weights plain(FP32, 1, n, std::vector<float>(n, 0));
+                plain.m.set(floats(w.m.get())), plain.v.set(floats(w.v.get()));
+                w.grad.set(normals(n, t)), plain.grad.set(normals(n, t));
+                watched.step(w, options(1e-3f), t);
+                AdamW a = options(1e-3f);
+                a.set_step(t), plain.update(a);
+                const std::vector<float> d = floats(plain.master.get());
+                std::vector<float> want;
+                for (int i = 0; i < n; i++) want.push_back(as_stored(storage, before[i] + d[i]));
+                CHECK((floats(w.master.get()) == want));
+                CHECK((w.read() == copies_by_definition(format, w.master.get())));
+            }
+            w.parameter().has_master = true; // given: from here on it moves as any FP32 weight, from where it is
+            Weights plain(FP32, 1, n, floats(w.master.get()));
+            plain.m.set(floats(w.m.get())), plain.v.set(floats(w.v.get()));
+            w.grad.set(normals(n, 4)), plain.grad.set(normals(n, 4));
+            AdamW a = options(1e-3f);
+            a.set_step(4), w.update(a), plain.update(a);
+            CHECK((bytes_of(w.master) == bytes_of(plain.master)));
+        }
+}
+
+// w = 1 and a thousand updates of -1e-3, which to nearest are lost, each of them. Rounded stochastically each changes w by -1e-3 on
+// average: a step's variance is at most (spacing / 2)^2, and below 1 the spacing is at most 2^-8. 5 standard deviations of a mean.
+TEST_CASE("updates that rounding to nearest loses arrive on average when they are rounded stochastically; the evidence says so") {
+    const int n = CHUNK;
+    for (bool stochastic : {false, true}) {
+        Weights w(BF16, 1, n, std::vector<float>(n, 1));
+        take_master(w.parameter());
+        w.grad.set(std::vector<float>(n, 1));
+        Watched watched(w);
+        watched.watch.stochastic = stochastic;
+        Exact exact{1};
+        UpdateEvidence first;
+        for (int t = 1; t <= 1000; t++) {
+            AdamW a = options(1e-3f);
+            const UpdateEvidence seen = watched.step(w, a, t);
+            if (t == 1) first = seen;
+            a.set_step(t), exact.step(1, a, t, 0);
+        }
+        CHECK(first.updates == n);
+        CHECK(median_bin(first) == -3); // 1e-3 is 0.128 of 2^-7
+        const std::vector<double> left = w.master.get();
+        double mean = 0;
+        for (double x : left) mean += x / n;
+        if (!stochastic) {
+            CHECK(first.lost == n);
+            CHECK(first.realised == 0);
+            CHECK(mean == 1);
+        } else {
+            CHECK(std::fabs(mean - exact.w) < 5 * std::sqrt(1000.0 / n) * 0x1p-9);
+            CHECK(std::set<double>(left.begin(), left.end()).size() > 20); // no two elements drew the same numbers
+        }
+    }
 }
 
 // ==== known bugs =====================================================================================================

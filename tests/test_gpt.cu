@@ -424,6 +424,7 @@ TEST_CASE("gpt: FP8 reads E4M3 inputs and weights and E5M2 gradients, each with 
     REQUIRE(casts.size() == gpt.sites.size());
     StepEvidence evidence;
     for (const CastStats& s : casts) evidence.tensors.push_back(evidence_of(s));
+    for (const CastStats& s : weight_cast_stats(gpt)) evidence.tensors.push_back(evidence_of(s));
     for (const CastStats& s : take_cast_stats(gpt)) CHECK(s.amax_bits + s.nan + s.inf + s.saturated + s.nonzero == 0); // counting started anew
     CHECK(decide(gpt.rules, gpt.policy, evidence).verdict == Verdict::apply);
     for (size_t i = 0; i < gpt.sites.size(); i++) {
