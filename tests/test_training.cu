@@ -386,17 +386,12 @@ TEST_CASE("training: looks at tensors and at updates change no bit of what is tr
 // A channel of layernorm's output is 2^21 times the others, as in models whose few outlier features are never read: the others are
 // 0 in E4M3, at the scale that the outlier asks for.
 TEST_CASE("training: an outlier that flushes the rest of a Linear's input promotes that input, after one window, and nothing else") {
-    Trainee<bf16> t(recipe_fp8, still()), wide(recipe_bf16, still());
-    for (Trainee<bf16>* model : {&t, &wide}) {
-        model->plant("h.0.ln_2.weight", 3, 0x1p21f);
-        for (int n = 0; n < 4 * SHAPE.channels; n++) model->plant("h.0.mlp.c_fc.weight", n * SHAPE.channels + 3, 0);
-    }
+    Trainee<bf16> t(recipe_fp8, still());
+    t.plant("h.0.ln_2.weight", 3, 0x1p21f);
+    for (int n = 0; n < 4 * SHAPE.channels; n++) t.plant("h.0.mlp.c_fc.weight", n * SHAPE.channels + 3, 0);
     CHECK(decisions_of(t, 15) == "");
     CHECK(decisions_of(t, 1) == "h.0.mlp.c_fc input: promote E4M3 -> BF16\n");
     CHECK(t.gpt.blocks[0].fc.x.format() == BF16);
-    StepEvidence e;
-    train_step(t.gpt, t.scale, t.at, t.text, t.config, &e);
-    for (const Evidence& x : e.tensors) CHECK(x.flushed * 20 <= x.nonzero);
     CHECK(decisions_of(t, 40) == "");
 }
 
