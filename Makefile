@@ -68,7 +68,7 @@ COMPILE = $(CXX) -x c++ -std=c++17 $(OPTIMISE) $(WARNINGS) $(OPENMP) $(INCLUDES)
 LINK = $(CXX) $(OPENMP)
 endif
 
-NO_KERNELS := test_claims test_config test_data test_decisions test_plot test_policy test_stories test_reference_model test_train_gpt
+NO_KERNELS := test_claims test_config test_data test_decisions test_plot test_policy test_report test_stories test_reference_model test_train_gpt
 TESTS := $(patsubst tests/%.cu,$(BUILD)/tests/%.o,$(wildcard tests/*.cu))
 ifneq ($(filter sim%,$(MACHINE)),) # what has no kernels is tested on the CPU; the program, on both
 TESTS := $(filter-out $(patsubst %,$(BUILD)/tests/%.o,$(if $(filter sim,$(MACHINE)),$(filter-out test_train_gpt,$(NO_KERNELS)),$(NO_KERNELS))),$(TESTS))

@@ -25,14 +25,14 @@ struct Parameter {
     int rows = 0, cols = 0;
     bool matrix = false; // matrices decay, biases and layernorm gains do not
     float *master = nullptr, *m = nullptr, *v = nullptr, *grad = nullptr;
-    bool has_master = true;   // false: the numbers in `master` are those of a weight kept in `storage`, rounded at every step
-    Format storage = BF16;    // 16 bits: what the weight would be kept in without a master
     float* average = nullptr; // exponential moving average of the masters, if one is kept
     Format format = FP32;     // of the copy that products read
     void* low = nullptr;      // that copy; in FP32 the products read the master itself
     int k = 0;                // value = low * 2^-k
     CastStats* stats = nullptr;
-    void* low_t = nullptr; // FP8 only, if wanted: the same codes transposed, (cols, rows)
+    void* low_t = nullptr;  // FP8 only, if wanted: the same codes transposed, (cols, rows)
+    bool has_master = true; // false: the numbers in `master` are those of a weight kept in `storage`, rounded at every step
+    Format storage = BF16;  // 16 bits: what the weight would be kept in without a master
 
     size_t size() const { return (size_t)rows * cols; }
     Operand operand() const { return {format == FP32 ? master : low, format, k, cols, 1, 0, 0}; }

@@ -297,6 +297,23 @@ void bench_crossentropy(int rows) {
     kernel_row("crossentropy", name<T>, rows, VOCAB, logits.bytes() + dlogits.bytes(), [&] { crossentropy<T>(loss, dlogits, logits, (const int*)target.data(), 1); });
 }
 
+// quantise without its counters: what they cost is the difference.
+template <class T, class Q>
+__global__ void bare_quantise_kernel(Q* q, const T* x, float scale, size_t n) {
+    constexpr int N = PACK<T>;
+    PackChunk<N> chunk(n);
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
+        const Pack<T> x_i = load_pack<N>(x, i, chunk.end);
+        Pack<Q, N> q_i;
+        for (int j = 0; j < N; j++) q_i[j] = saturate_to<Q>(to_float(x_i[j]) * scale);
+        store_pack(q, i, chunk.end, q_i);
+    }
+}
+template <class T, class Q>
+void bare_quantise(Q* q, Tensor<T> x, float scale) {
+    launch(bare_quantise_kernel<T, Q>, chunks(x.size()), BLOCK, q, (const T*)x.data, scale, x.size());
+}
+
 template <class T>
 void bench_quantise(int rows) {
     Filled<T> x(rows, 4 * C);
@@ -311,6 +328,7 @@ void bench_quantise(int rows) {
         kernel_row("quantise, turn", from + " -> E4M3", rows, 4 * C, x.bytes() + 2 * q.bytes(), [&] { quantise<T>(q.data, E4M3, 3, seen, x, qt.data); });
         kernel_row("transpose_codes", "E4M3", rows, 4 * C, 2 * q.bytes(), [&] { transpose_codes(qt.data, q.data, rows, 4 * C); });
     }
+    kernel_row("... without counters", from + " -> E4M3", rows, 4 * C, x.bytes() + q.bytes(), [&] { bare_quantise<T>(q.data, x, 8); });
     kernel_row("quantise", from + " -> E5M2", rows, 4 * C, x.bytes() + q.bytes(), [&] { quantise<T>(q.data, E5M2, 3, seen, x); });
 #if defined(ON_CPU)
     kernel_row("decode", "E4M3 -> " + from, rows, 4 * C, x.bytes() + q.bytes(),
@@ -402,14 +420,38 @@ void bench_matmul(int rows) {
 
 using Action = std::function<void()>;
 
-// train_step, ever on: each call is the next step of one run.
+// train_step, ever on: each call of either is the next step of one run. The second looks at every tensor.
+struct Steps {
+    Action plain, looking;
+};
 template <class T>
-Action make_step(const Recipe& r, const Tokens& tokens) {
+Steps make_steps(const Recipe& r, const Tokens& tokens) {
+    struct State {
+        Config c;
+        GPT<T> gpt;
+        LossScale scale;
+        Progress at;
+    };
     Config c;
     c.batch = BATCH, c.context = CONTEXT;
-    auto gpt = std::make_shared<GPT<T>>(Shape{LAYERS, HEADS, C, CONTEXT, VOCAB}, r, BATCH, CONTEXT);
-    gpt->initialise((uint32_t)c.seed);
-    return [=, &tokens, scale = loss_scale_of(c, r), at = Progress()]() mutable { train_step(*gpt, scale, at, tokens, c); };
+    const std::shared_ptr<State> s(new State{c, GPT<T>(Shape{LAYERS, HEADS, C, CONTEXT, VOCAB}, r, BATCH, CONTEXT), loss_scale_of(c, r), {}}); // which must not move
+    s->gpt.initialise((uint32_t)c.seed);
+    auto step = [s, &tokens](int shadow_every) {
+        s->c.shadow_every = shadow_every;
+        train_step(s->gpt, s->scale, s->at, tokens, s->c);
+    };
+    return {[step] { step(0); }, [step] { step(1); }};
+}
+
+// Seconds that counting costs in a step's FP8 casts: of 7 C inputs of a token and layer in E4M3, and of 9 C gradients in E5M2.
+double seconds_of_counters() {
+    Filled<bf16> x(BT, 4 * C);
+    Buffer q(x.size()), stats(sizeof(CastStats));
+    auto difference = [&](Format f, auto zero) {
+        const double counted = fastest([&] { quantise<bf16>(q.data(), f, 3, (CastStats*)stats.data(), x); });
+        return counted - fastest([&] { bare_quantise<bf16>((decltype(zero)*)q.data(), x, 8); });
+    };
+    return LAYERS / 4.0 * (7 * difference(E4M3, e4m3()) + 9 * difference(E5M2, e5m2()));
 }
 
 // The matrix products of a step and nothing else: the same library calls, in the same order, on the same memory. Where they
@@ -429,14 +471,17 @@ Action products_of([[maybe_unused]] const Action& step) {
 void bench_step(int) {
     struct Run {
         const char* name;
-        Action step, products;
+        Action step, looking, products;
         std::map<std::string, std::vector<double>> seconds; // of "step", "products", "profiled", and by kernel
         double ms(const std::string& what) const { return seconds.count(what) ? 1e3 * median(seconds.at(what)) : 0; }
     };
     const Data data = load_data("", "", 0);
     std::vector<Run> runs;
     for (const Recipe& r : RECIPES)
-        with_stored(r.stored, [&](auto zero) { runs.push_back({r.name, make_step<decltype(zero)>(r, data.train), {}, {}}); });
+        with_stored(r.stored, [&](auto zero) {
+            const Steps steps = make_steps<decltype(zero)>(r, data.train);
+            runs.push_back({r.name, steps.plain, steps.looking, {}, {}});
+        });
     for (Run& r : runs)
         for (int i = 0; i < 3; i++) r.step(); // code is generated, workspaces grow, first scales are measured
     for (Run& r : runs) r.products = products_of(r.step);
@@ -445,6 +490,7 @@ void bench_step(int) {
     for (int round = 0; round < (quick ? 3 : 15); round++)
         for (Run& r : runs) {
             r.seconds["step"].push_back(seconds(1, r.step));
+            r.seconds["looking"].push_back(seconds(1, r.looking));
             if (r.products) r.seconds["products"].push_back(seconds(1, r.products));
             std::map<std::string, double> seen; // in a step of its own: waiting for every kernel costs a GPU time
             profile = &seen;
@@ -470,6 +516,9 @@ void bench_step(int) {
     line("its matrix products alone, ms", 1, [](Run& r) { return r.ms("products"); });
     line("step / products", 2, [](Run& r) { return r.ms("step") / r.ms("products"); });
     line("step / BF16 step", 2, [&](Run& r) { return r.ms("step") / runs[1].ms("step"); });
+    line("looks, in one step of 16: % of a step", 2, [](Run& r) { return 100.0 / 16 * (r.ms("looking") / r.ms("step") - 1); });
+    const double counters = 1e3 * seconds_of_counters();
+    line("counters of casts: % of a step", 2, [&](Run& r) { return &r == &runs[3] ? 100 * counters / r.ms("step") : 0; });
     for (auto& [kernel, launches] : kernels) line(kernel + ", ms", 2, [name = kernel](Run& r) { return r.ms(name); });
 }
 

@@ -32,12 +32,14 @@ inline Tolerances tolerances_for(const Recipe& r, double given) {
 struct Ending {
     int applied = 0;
     double loss = NAN, metric = NAN;
+    Json cost; // of the procedure, as the run measured it
 };
 inline Ending ending_of(const Json& log) {
     Ending e;
     std::vector<double> losses;
     for (const Json& line : log) {
         if (line.contains("val_loss")) e.metric = line["val_loss"];
+        else if (line.contains("cost")) e.cost = line["cost"];
         else if (line.contains("loss") && !line["skipped"]) losses.push_back(line["loss"]);
     }
     e.applied = (int)losses.size();
@@ -111,8 +113,8 @@ inline std::vector<Claim> claims_of(const Tolerances& t, const Ending& run, cons
 
 const char* const NOT_CLAIMED = "not claimed: quality beyond these losses, stability beyond this run's length, any speed";
 
-inline Json json_of(const std::vector<Claim>& claims, const Tolerances& t) {
-    Json j = {{"tolerances", t.text()}, {"hash", format("%08x", t.hash())}, {"claims", Json::array()}, {"not_claimed", NOT_CLAIMED}};
+inline Json json_of(const std::vector<Claim>& claims, const Tolerances& t, const Json& cost) {
+    Json j = {{"tolerances", t.text()}, {"hash", format("%08x", t.hash())}, {"claims", Json::array()}, {"not_claimed", NOT_CLAIMED}, {"cost", cost}};
     for (const Claim& c : claims) j["claims"].push_back({{"claim", c.name}, {"says", c.says}, {"holds", c.holds}, {"evidence", c.evidence}});
     return j;
 }

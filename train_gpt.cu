@@ -10,9 +10,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
-#include "claims.h"
 #include "command_line.h"
-#include "plot.h"
+#include "report.h"
 #include "training.cuh"
 
 // ==== what a person sees =============================================================================================
@@ -148,6 +147,14 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         fflush(stdout);
     };
 
+    auto finish_logs = [&] { // whatever became of the run, its report can be drawn
+        for (std::ofstream* file : {&decisions, &shadows}) {
+            file->close();
+            if (!*file) throw Error(1, format("cannot write %s: is the disk full?", (out / (file == &shadows ? "shadow.jsonl" : "decisions.jsonl")).c_str()));
+        }
+        write_report(out);
+    };
+
     look();
     while (at.applied < c.steps) {
         const double start = seconds_now();
@@ -188,6 +195,7 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         }
         if (stops) {
             if (terminal) printf("\n");
+            finish_logs();
             throw Error(1, format("stopped at step %d: 8 steps in a row had to be dropped; the first tensor that went bad was "
                                   "%s (loss scale now %g)",
                                   at.applied + 1, first_bad.c_str(), scale.value));
@@ -228,7 +236,8 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         printf("\n%s%s\n", c.sample.c_str(), printable(generate(gpt, text, c.tokens, c.temperature, c), bytes).c_str());
     }
     if (at.applied) draw_losses((out / "loss.png").string(), format("%s on %s", recipe.name, data.description.c_str()), {{recipe.name, log}});
-    printf("\n%.0f s; %s holds log.jsonl, config.json%s\n", seconds_now() - begin, c.out.c_str(), at.applied ? " and loss.png" : "");
+    finish_logs();
+    printf("\n%.0f s; %s holds report.html, %slog.jsonl and config.json\n", seconds_now() - begin, c.out.c_str(), at.applied ? "loss.png, heat.png, " : "heat.png, ");
     return log;
 }
 
@@ -255,8 +264,9 @@ inline void train_with_reference(const Config& c, const Shape& shape, const Data
     }
 
     const std::vector<Claim> claims = claims_of(tolerances, run, wide, noise, (out / "decisions.jsonl").string());
-    if (!(std::ofstream(out / "claims.json") << json_of(claims, tolerances).dump(2) << std::endl))
+    if (!(std::ofstream(out / "claims.json") << json_of(claims, tolerances, run.cost).dump(2) << std::endl))
         throw Error(1, format("cannot write %s: is the disk full?", (out / "claims.json").c_str()));
+    write_report(out); // again, now with the twins and the claims
     std::string failed;
     printf("\n");
     for (const Claim& claim : claims) {
@@ -286,6 +296,11 @@ int main(int argc, char** argv) try {
         printf("%d attempts decided again, all as the run decided: %d applied, %d replayed, %d dropped; %d scales or formats changed\n", r.attempts,
                r.verdicts[0], r.verdicts[1], r.verdicts[2] + r.verdicts[3], r.reasons);
         return 0;
+    }
+
+    if (!c.report.empty()) {
+        write_report(c.report);
+        return printf("%s holds report.html and heat.png\n", c.report.c_str()), 0;
     }
 
     const Data data = load_data(c.data, c.val_data, c.vocab);

@@ -32,7 +32,7 @@ Evidence evidence(float amax, int saturated, int flushed, int nonzero) {
     e.amax_bits = bits_as<uint32_t>(amax), e.saturated = saturated, e.flushed = flushed, e.nonzero = nonzero;
     return e;
 }
-Ending ending(int applied, double loss, double metric) { return {applied, loss, metric}; }
+Ending ending(int applied, double loss, double metric) { return {applied, loss, metric, {}}; }
 
 } // namespace
 
@@ -40,10 +40,12 @@ TEST_CASE("a run ends with the mean of its last fifth of applied steps and its l
     Json log = Json::array({evaluation(9)});
     for (int i = 1; i <= 10; i++) log.push_back(step(i)), log.push_back(step(1e9, true)); // skipped steps do not count
     log.push_back(evaluation(2.5));
+    log.push_back({{"step", 10}, {"cost", {{"shadow_seconds", 0.5}}}});
     const Ending e = ending_of(log);
     CHECK(e.applied == 10);
     CHECK(e.loss == 9.5);
     CHECK(e.metric == 2.5);
+    CHECK(json_of({}, {0.01, 0.01}, e.cost)["cost"]["shadow_seconds"] == 0.5);
     CHECK(ending_of(Json::array({step(3)})).loss == 3);
     CHECK(std::isnan(ending_of(Json::array({step(3)})).metric));
     CHECK(ending_of(Json::array()).applied == 0);

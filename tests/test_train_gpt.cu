@@ -399,7 +399,7 @@ TEST_CASE("every recipe trains: a log of one object per line, the steps in order
         for (const Json& line : r.evaluations) CHECK(line.size() == 2);
 
         CHECK(read(r / "out/loss.png").substr(0, 16) == std::string("\x89PNG\r\n\x1A\n\0\0\0\rIHDR", 16));
-        CHECK(std::distance(fs::directory_iterator(r / "out"), fs::directory_iterator()) == 5); // with decisions.jsonl and shadow.jsonl, and nothing else
+        CHECK(std::distance(fs::directory_iterator(r / "out"), fs::directory_iterator()) == 7); // with decisions.jsonl, shadow.jsonl, report.html and heat.png, and nothing else
 
         const std::vector<std::string> looks = lines_of(read(r / "out/shadow.jsonl"));
         REQUIRE(looks.size() == 1); // step 1; the next would be at 17
@@ -732,6 +732,35 @@ TEST_CASE("a run's decisions can be computed again from what it logged, and one 
     check_line(none, {"--replay", "/no/such/folder/decisions.jsonl"});
     check_refused({"--scaling", "sometimes"}, {"--scaling sometimes", "delayed, current, global or none"});
     check_refused({"--scale-window", "65"}, {"--scale-window", "65", "64"});
+}
+
+TEST_CASE("a run's report can be drawn again from its folder, and is the same; --reference adds twins and claims to it") {
+    Run r(QUIET + Args{"--recipe", "fp8", "--steps", "3", "--reference", "--tolerance", "1"});
+    REQUIRE_GOOD(r);
+    const std::string report = read(r / "out/report.html"), heat = read(r / "out/heat.png");
+    CHECK(contains(report, "4 of 4"));
+    CHECK(contains(report, "its FP32 twin"));
+    CHECK(Json::parse(read(r / "out/claims.json"))["cost"]["seconds"] == r.cost["seconds"]);
+    fs::remove(r / "out/report.html"), fs::remove(r / "out/heat.png");
+    const Outcome again = run({"--report", r / "out"});
+    CHECK(again.status == 0);
+    CHECK(read(r / "out/report.html") == report);
+    CHECK(read(r / "out/heat.png") == heat);
+    check_refused({"--report", "/no/such/folder"}, {"/no/such/folder/config.json"});
+}
+
+TEST_CASE("runs without masters train; which parameter is to be given one, and how weights are rounded, is said by name") {
+    for (const Args& way : {Args{"--masters", "none"}, Args{"--masters", "measured"}, Args{"--masters", "none", "--rounding", "stochastic"}}) {
+        Run r(QUIET + Args{"--recipe", "bf16", "--steps", "20", "--lr", "1e-5", "--warmup", "0"} + way), twice(QUIET + Args{"--recipe", "bf16", "--steps", "20", "--lr", "1e-5", "--warmup", "0"} + way);
+        REQUIRE_GOOD(r);
+        CHECK(r.timeless() == twice.timeless()); // random numbers too
+        CHECK(contains(r.outcome.out, "without FP32 masters, updates of "));
+        CHECK(contains(r.outcome.out, way[1] == "none" ? "masters: 0 of 16" : "masters: 9 of 16")); // all but biases, which start at 0
+        CHECK(contains(read(r / "out/decisions.jsonl"), "ln_f.weight: master BF16 -> FP32") == (way[1] == "measured"));
+        CHECK(run({"--replay", r / "out"}).status == 0);
+    }
+    check_refused({"--masters", "some"}, {"--masters some", "all, none or measured"});
+    check_refused({"--rounding", "up"}, {"--rounding up", "nearest or stochastic"});
 }
 
 TEST_CASE("every way of scaling trains in FP8; without a guard nothing is replayed") {
