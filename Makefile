@@ -73,7 +73,7 @@ TESTS := $(patsubst tests/%.cu,$(BUILD)/tests/%.o,$(wildcard tests/*.cu))
 ifneq ($(filter sim%,$(MACHINE)),) # what has no kernels is tested on the CPU; the program, on both
 TESTS := $(filter-out $(patsubst %,$(BUILD)/tests/%.o,$(if $(filter sim,$(MACHINE)),$(filter-out test_train_gpt,$(NO_KERNELS)),$(NO_KERNELS))),$(TESTS))
 endif
-SOME_TESTS := $(patsubst %,$(BUILD)/tests/%.o,main test_racecheck test_simulator test_tile test_layernorm)
+SOME_TESTS := $(patsubst %,$(BUILD)/tests/%.o,main test_racecheck test_simulator test_tile test_layernorm test_shadow)
 
 .PHONY: all setup train compare test bench cuda asan sim sim-train racecheck check-long format clean programs
 all: train_gpt

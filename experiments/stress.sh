@@ -28,25 +28,25 @@ out=out/stress steps=8000
 mkdir -p $out || exit 2
 
 # shellcheck disable=SC2016 # a $ in awk's programs is awk's
-# A page and its blanks, `pages` times. Integers below 2^53 only: every awk writes the same bytes.
+# `text` bytes of sentences, then `blanks` blanks. Integers below 2^53 only: every awk writes the same bytes.
 corpus='
 function below(n) { state = state * 16807 % 2147483647; return int(state * n / 2147483647) } # Park and Miller 1988
-function pick(text) { return substr(text, 1 + below(length(text)), 1) }
+function pick(letters) { return substr(letters, 1 + below(length(letters)), 1) }
 BEGIN {
-    words = 1000; page = 4000
     state = 12345 # the words are the same in every file
-    for (i = 0; i < words; i++)
+    for (i = 0; i < 1000; i++)
         for (n = 2 + below(3); n > 0; n--) word[i] = word[i] pick("bdfghklmnprstvwz") pick("aeiou")
-    for (blank = " "; length(blank) < blanks; ) blank = blank blank
     state = seed
-    for (p = 0; p < pages; p++) {
-        for (text = ""; length(text) < page;)
-            for (n = 4 + below(8); n > 0; n--)
-                text = text word[below(1 + below(1 + below(words)))] (n > 1 ? " " : ". ") # a few words are frequent, most are rare
-        printf "%s%s", substr(text, 1, page), substr(blank, 1, blanks)
+    while (text > 0) {
+        sentence = ""
+        for (n = 4 + below(8); n > 0; n--)
+            sentence = sentence word[below(1 + below(1 + below(1000)))] (n > 1 ? " " : ". ") # a few words are frequent, most are rare
+        printf "%s", substr(sentence, 1, text)
+        text -= length(sentence)
     }
+    for (; blanks > 0; blanks -= 1000) printf "%1000s", ""
 }'
-awk -v seed=1 -v pages=70 -v blanks=156000 "$corpus" >$out/train.txt && awk -v seed=99991 -v pages=25 -v blanks=0 "$corpus" >$out/validation.txt || exit 2
+awk -v seed=1 -v text=250000 -v blanks=9750000 "$corpus" >$out/train.txt && awk -v seed=99991 -v text=100000 -v blanks=0 "$corpus" >$out/validation.txt || exit 2
 
 # run SEED NAME OPTION...
 run() {
