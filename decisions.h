@@ -21,7 +21,7 @@ template <class F>
 void each_rule(Rules& r, F f) {
     int scaling = (int)r.scaling, guard = r.guard, promote = r.promote, give_masters = r.give_masters;
     f("scaling", scaling), f("window", r.window), f("margin", r.margin), f("interval", r.interval), f("deadband", r.deadband);
-    f("guard", guard), f("skip_limit", r.skip_limit), f("promote", promote), f("spikes_to_promote", r.spikes_to_promote);
+    f("guard", guard), f("replays", r.replays), f("skip_limit", r.skip_limit), f("promote", promote), f("spikes_to_promote", r.spikes_to_promote);
     f("flushed_to_promote", r.flushed_to_promote), f("snr_to_promote", r.snr_to_promote), f("clean_to_demote", r.clean_to_demote);
     f("flushed_to_demote", r.flushed_to_demote), f("snr_to_demote", r.snr_to_demote), f("latch_after", r.latch_after);
     f("give_masters", give_masters), f("lost_to_master", r.lost_to_master);

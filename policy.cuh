@@ -2,7 +2,7 @@
 //
 //   decide(rules, state, evidence of a step) -> verdict, reasons; the state moves
 //
-//   spike rule     NaN or Inf: drop the batch.   A cast saturated: shrink its scale, replay the batch once, then drop it.
+//   spike rule     NaN or Inf: drop the batch.   A cast saturated: shrink its scale and replay the batch, up to three times.
 //   scale rule     fits = the largest k with (amax of the window) * 2^k <= the format's largest, less a margin
 //                  k' = fits        if fits < k, at once
 //                  k' = fits - 1    if fits >= k + deadband, every `interval` steps
@@ -37,9 +37,10 @@ struct Rules {
     int interval = 16;           // steps from one chance to grow to the next
     int deadband = 2;            // binades; 1 is none
     bool guard = true;           // off: the first scale is 1 and saturated steps count, as in plain delayed scaling
+    int replays = 3;             // of a batch. A clipped cast hides how large the casts after it will be: one replay may not be enough
     int skip_limit = 8;          // dropped batches in a row that stop the run
     bool promote = true;         // off: formats stay
-    int spikes_to_promote = 2;   // vetoed attempts in a window in which the tensor saturated: at once
+    int spikes_to_promote = 2;   // batches in a window in which the tensor saturated: at once
     int flushed_to_promote = 50; // 1/1000 of the non-zero numbers, more than that at every step of a window
     int snr_to_promote = 2000;   // 1/100 dB, less than that in two samples in a row. A Gaussian has 31.5 dB in E4M3, 25.6 in E5M2
     int clean_to_demote = 8;     // windows in a row whose shadow casts to the narrower format were all good:
@@ -104,8 +105,8 @@ struct TensorState {
     int k = 0, measured = 0;          // measured: k is of a tensor that was seen
     int seen = 0, head = 0;           // amaxes in the window, up to its length; where the next one goes
     uint32_t window[MAX_WINDOW] = {}; // their bits: for positive floats the order of bits is the order of values
-    // Of the window of evidence that is running, in applied steps, vetoed attempts and shadow samples:
-    int steps = 0, flushing = 0, spikes = 0, low_snr = 0, good_narrower = 0, bad_narrower = 0;
+    // Of the window of evidence that is running, in applied steps, vetoed batches (spiked: this one is counted) and shadow samples:
+    int steps = 0, flushing = 0, spikes = 0, spiked = 0, low_snr = 0, good_narrower = 0, bad_narrower = 0;
     int clean_windows = 0, promotions = 0, demoted = 0, latched = 0; // of the run
     TensorState(Format f = FP32, Role role = Role::input) : format(f), first(f), role(role) {}
 };
@@ -123,7 +124,7 @@ struct StorageState {
 struct PolicyState {
     std::vector<TensorState> tensors;
     std::vector<StorageState> parameters;
-    int applied = 0, drops = 0, retrying = 0; // steps; batches dropped in a row; 1: the next attempt is a batch's second
+    int applied = 0, drops = 0, retrying = 0; // steps; batches dropped in a row; attempts at this batch that were taken back
     bool operator==(const PolicyState& b) const {
         return tensors == b.tensors && parameters == b.parameters && applied == b.applied && drops == b.drops && retrying == b.retrying;
     }
@@ -266,7 +267,7 @@ inline Decision spike_rule(const Rules& r, const PolicyState& s, const StepEvide
     if (not_finite >= 0) return {drop, Cause::not_finite, not_finite, {}};
     if (!step.loss_finite) return {drop, Cause::loss, -1, {}};
     if (!step.norm_finite) return {drop, Cause::norm, -1, {}};
-    if (saturated >= 0 && repairs) return {s.retrying ? drop : Verdict::replay, Cause::saturated, saturated, {}};
+    if (saturated >= 0 && repairs) return {s.retrying < r.replays ? Verdict::replay : drop, Cause::saturated, saturated, {}};
     return {};
 }
 
@@ -284,16 +285,18 @@ inline Decision decide(const Rules& r, PolicyState& s, const StepEvidence& step)
            "window %d, interval %d, deadband %d: expected 1 to %d, and at least 1 and 1", r.window, r.interval, r.deadband, MAX_WINDOW);
     Decision d = spike_rule(r, s, step);
     const bool applied = d.verdict == Verdict::apply;
-    s.retrying = d.verdict == Verdict::replay, s.applied += applied;
-    s.drops = applied ? 0 : s.drops + !s.retrying;
+    const bool first_try = s.retrying == 0;
+    s.retrying = d.verdict == Verdict::replay ? s.retrying + 1 : 0, s.applied += applied;
+    s.drops = applied ? 0 : s.drops + (s.retrying == 0);
     if (!applied && d.cause != Cause::saturated) return d;
 
     const std::vector<TensorState> was = s.tensors;
     for (size_t i = 0; i < was.size(); i++) {
         TensorState& t = s.tensors[i];
         const Evidence& e = step.tensors[i];
-        if (!applied) t.spikes += e.saturated > 0;
-        else if (e.amax_bits) count_evidence(r, t, e); // zeros are no evidence
+        if (first_try) t.spiked = 0;
+        if (!applied && e.saturated && !t.spiked) t.spikes++, t.spiked = 1;
+        if (applied && e.amax_bits) count_evidence(r, t, e); // zeros are no evidence
         rescale(r, t, amax_for_scale(r, was, step, i), applied, s.applied % r.interval == 0);
         reformat(r, t);
         explain(d.reasons, (int)i, was[i], t);

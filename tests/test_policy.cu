@@ -185,21 +185,30 @@ TEST_CASE("the same spike, vetoed and replayed: 100 becomes 96, and no applied s
     CHECK(run.k() == 7); // grown after the spike left the window, and one binade kept
 }
 
-TEST_CASE("a batch that saturates twice is dropped; the scale stays repaired, the next batch is tried afresh") {
-    Run run;
-    run.step(1.0f);
-    CHECK(run.step({with_saturated(100)}).verdict == Verdict::replay);
-    CHECK(run.state.drops == 0);
-    Run other = run; // in which something else saturates at the second attempt
-    other.state.tensors.push_back(E4M3);
-    const Decision d = other.step({quiet(100), with_saturated(7)});
-    CHECK(d.verdict == Verdict::drop);
-    CHECK(d.culprit == 1);
+TEST_CASE("a batch that saturates a fourth time is dropped; the scales stay repaired, the next batch is tried afresh") {
+    Run run({E4M3, E4M3, E4M3});
+    run.step({quiet(1), quiet(1), quiet(1)});
+    // Each attempt uncovers what the clipping before it had hidden: the next tensor's size.
+    CHECK(run.step({with_saturated(100), quiet(1), quiet(1)}).verdict == Verdict::replay);
+    Run other = run;
+    const Decision second = other.step({quiet(100), with_saturated(100), quiet(1)}), third = other.step({quiet(100), quiet(100), with_saturated(100)});
+    CHECK(second.verdict == Verdict::replay);
+    CHECK(second.culprit == 1);
+    CHECK(third.verdict == Verdict::replay);
+    CHECK(third.culprit == 2);
+    CHECK(other.state.drops == 0);
+    for (int i = 0; i < 3; i++) CHECK(other.k(i) == 1);
+    const Decision fourth = other.step({quiet(100), quiet(100), with_saturated(1000)});
+    CHECK(fourth.verdict == Verdict::drop);
+    CHECK(fourth.culprit == 2);
     CHECK(other.state.drops == 1);
-    CHECK(other.k() == 1);
-    CHECK(other.step({with_saturated(1000), quiet(1)}).verdict == Verdict::replay);
-    CHECK(run.step({quiet(100)}).verdict == Verdict::apply);
+    CHECK(other.k(2) == -3);
+    CHECK(other.format(2) == E4M3); // it is one spike, of one batch
+    CHECK(other.step({with_saturated(1000), quiet(1), quiet(1)}).verdict == Verdict::replay);
+    CHECK(run.step({quiet(100), quiet(1), quiet(1)}).verdict == Verdict::apply);
     CHECK(run.state.drops == 0);
+    run.rules.replays = 0;
+    CHECK(run.step({with_saturated(1000), quiet(1), quiet(1)}).verdict == Verdict::drop);
 }
 
 TEST_CASE("a first scale that a later micro-batch breaks is repaired, not measured again: the replay fits") {
@@ -292,9 +301,8 @@ TEST_CASE("shrinking is for the next step; growing waits for a full window, for 
 
 TEST_CASE("a scale that a dropped batch has shrunk grows back when the window is full, not sooner") {
     Run run({E4M3}, rules_with(16, 1, 1, 2));
-    run.rules.spikes_to_promote = 3;
     run.step(1.0f);
-    run.step({with_saturated(64)}), run.step({with_saturated(64)});
+    for (int t = 0; t < 4; t++) run.step({with_saturated(64)});
     CHECK(run.state.drops == 1);
     CHECK(run.k() == 1);
     for (int t = 2; t <= 15; t++) CHECK(run.step(1.0f).reasons.empty());
@@ -365,6 +373,13 @@ TEST_CASE("two spikes in a window promote at once, in time for the replay; in tw
     CHECK(run.step(10000.0f).verdict == Verdict::apply);
     CHECK(run.only().promotions == 1);
 
+    Run same = later; // a batch that is vetoed twice is one spike
+    for (int t = 0; t < 2; t++) CHECK(same.step({with_saturated(200)}).verdict == Verdict::replay);
+    CHECK(same.format() == BF16); // the second batch of this window
+    Run once;
+    once.step(1.0f);
+    for (int t = 0; t < 3; t++) CHECK(once.step({with_saturated(100)}).verdict == Verdict::replay);
+    CHECK(once.format() == E4M3);
     for (int t = 5; t <= 16; t++) later.step(1.0f);
     CHECK(later.only().steps == 0);
     later.step({with_saturated(10000)});

@@ -141,7 +141,7 @@ struct FakeRun {
             Decision d = decide(rules, state, e);
             if (looked && d.verdict == Verdict::apply) looks << line << std::endl, e.updates = updates(step), give_masters(rules, state, e.updates, d);
             decisions << line_of(e, d, state, decided()).dump() << "\n";
-            const bool applied = d.verdict == Verdict::apply, dropped = !applied && !state.retrying;
+            const bool applied = d.verdict == Verdict::apply, dropped = !applied && state.retrying == 0;
             log << line_at(step, dropped ? NAN : loss_at(step), !applied).dump() << "\n";
             if (dropped) not_numbers.erase(step);
             step += applied;
