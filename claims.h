@@ -5,7 +5,7 @@
 //
 //   loss     mean training loss over the last fifth of the applied steps
 //   metric   the last validation loss
-//   twin     the same options in FP32: same weights, batches, number of applied steps
+//   twin     the same options in FP32: same weights, number of applied steps, and batches, without those that the run dropped
 //   noise    another FP32 twin whose sums are added in another order: half the batch, twice the micro-batches
 //
 // Units    losses in nats per token, tolerances relative
@@ -32,7 +32,8 @@ inline Tolerances tolerances_for(const Recipe& r, double given) {
 struct Ending {
     int applied = 0;
     double loss = NAN, metric = NAN;
-    Json cost; // of the procedure, as the run measured it
+    Json cost = {};                     // of the procedure, as the run measured it
+    std::vector<uint64_t> dropped = {}; // batches
 };
 inline Ending ending_of(const Json& log) {
     Ending e;
@@ -40,6 +41,7 @@ inline Ending ending_of(const Json& log) {
     for (const Json& line : log) {
         if (line.contains("val_loss")) e.metric = line["val_loss"];
         else if (line.contains("cost")) e.cost = line["cost"];
+        else if (line.contains("dropped_batch")) e.dropped.push_back(line["dropped_batch"]);
         else if (line.contains("loss") && !line["skipped"]) losses.push_back(line["loss"]);
     }
     e.applied = (int)losses.size();
@@ -100,7 +102,7 @@ inline std::vector<Claim> claims_of(const Tolerances& t, const Ending& run, cons
          true},
         {"C3", "matches FP32: " + t.text(),
          format("training loss %.4f against %.4f: %.4f %%; validation loss %.4f against %.4f: %.4f %%; applied steps %d and %d%s%s", run.loss, twin.loss, 100 * loss, run.metric,
-                twin.metric, 100 * metric, run.applied, twin.applied, lost.drops ? "; batches were dropped: the twin saw others" : "", floor.c_str()),
+                twin.metric, 100 * metric, run.applied, twin.applied, lost.drops ? "; without the dropped batches" : "", floor.c_str()),
          run.applied == twin.applied && loss <= t.loss && (std::isnan(run.metric) || metric <= t.metric)}};
     try {
         const Replayed again = replay(decisions);

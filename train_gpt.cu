@@ -95,9 +95,10 @@ inline void check_memory(const Shape& s, const Config& c) {
     }
 }
 
-// Trains with one recipe and returns the log: what is also in OUT/log.jsonl, a line per step and per evaluation.
+// Trains with one recipe, on all batches but those `without`, and returns the log: what is also in OUT/log.jsonl, a line per step
+// and per evaluation.
 template <class T>
-Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data& data) {
+Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data& data, const std::vector<uint64_t>& without) {
     std::filesystem::path out(c.out);
     std::error_code error;
     std::filesystem::create_directories(out, error);
@@ -157,6 +158,7 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
 
     look();
     while (at.applied < c.steps) {
+        while (std::count(without.begin(), without.end(), at.batches)) at.batches++;
         const double start = seconds_now();
         StepEvidence evidence;
         const StepResult r = train_step(gpt, scale, at, data.train, c, &evidence);
@@ -182,7 +184,7 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         if (r.skipped && !replays) {
             std::string bad = first_nonfinite(gpt);
             if (gpt.policy.drops == 1) first_bad = format("%s, at step %d", bad.c_str(), at.applied + 1);
-            line["first_bad"] = bad;
+            line["dropped_batch"] = at.batches - 1, line["first_bad"] = bad;
         }
         write(line);
         const bool evaluation_due = c.eval_every && !r.skipped && (at.applied % c.eval_every == 0 || at.applied == c.steps);
@@ -241,11 +243,11 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     return log;
 }
 
-inline Json train_recipe(const Config& c, const Shape& shape, const Data& data) {
+inline Json train_recipe(const Config& c, const Shape& shape, const Data& data, const std::vector<uint64_t>& without = {}) {
     const Recipe r = recipe_named(c.recipe);
     printf("\nrecipe %s: stored %s, weights %s, inputs %s, gradients %s; masters, moments, sums in FP32\n", r.name, name_of(r.stored),
            name_of(r.weight), name_of(r.input), name_of(r.gradient));
-    return with_stored(r.stored, [&](auto zero) { return train<decltype(zero)>(c, r, shape, data); });
+    return with_stored(r.stored, [&](auto zero) { return train<decltype(zero)>(c, r, shape, data, without); });
 }
 
 // The run, its twin in FP32, that twin again with its sums in another order, and what the run may then claim.
@@ -256,11 +258,11 @@ inline void train_with_reference(const Config& c, const Shape& shape, const Data
     const Ending run = ending_of(train_recipe(c, shape, data));
     Config twin = c;
     twin.recipe = "fp32", twin.tokens = 0, twin.out = (out / "fp32").string();
-    const Ending wide = ending_of(train_recipe(twin, shape, data));
+    const Ending wide = ending_of(train_recipe(twin, shape, data, run.dropped));
     Ending noise;
     if (c.batch % 2 == 0) { // the same examples in each step, and the same windows in each evaluation
         twin.batch /= 2, twin.accumulate *= 2, twin.eval_batches *= 2, twin.out = (out / "fp32 in another order").string();
-        noise = ending_of(train_recipe(twin, shape, data));
+        noise = ending_of(train_recipe(twin, shape, data, run.dropped));
     }
 
     const std::vector<Claim> claims = claims_of(tolerances, run, wide, noise, (out / "decisions.jsonl").string());

@@ -32,7 +32,7 @@ Evidence evidence(float amax, int saturated, int flushed, int nonzero) {
     e.amax_bits = bits_as<uint32_t>(amax), e.saturated = saturated, e.flushed = flushed, e.nonzero = nonzero;
     return e;
 }
-Ending ending(int applied, double loss, double metric) { return {applied, loss, metric, {}}; }
+Ending ending(int applied, double loss, double metric) { return {applied, loss, metric}; }
 
 } // namespace
 

@@ -546,6 +546,27 @@ TEST_CASE("a dynamic loss scale halves at each overflow and training goes on; a 
     CHECK(scale < 65536);
 }
 
+// The first applied step is of the same batch and of weights that were initialised alike: what differs is FP16's rounding of each
+// number on the way, and of about ten of them in a row.
+TEST_CASE("batches that a run dropped are left out of its FP32 twin's too") {
+    Folder f;
+    const Outcome o = run({"--layers", "1", "--heads", "2", "--channels", "16", "--context", "1", "--batch", "1", "--recipe", "fp16", "--steps", "3", "--warmup", "10",
+                           "--eval-batches", "0", "--tokens", "0", "--reference", "--tolerance", "1", "--data", f.write("text", some_text()), "--out", f / "out"});
+    REQUIRE_MESSAGE(o.status == 0, o.err);
+    auto applied = [&](const std::string& log) {
+        std::vector<double> losses;
+        for (const std::string& line : lines_of(read(f / log)))
+            if (const Json j = Json::parse(line); j.contains("loss") && !j["skipped"]) losses.push_back(j["loss"]);
+        return losses;
+    };
+    const std::vector<double> narrow = applied("out/log.jsonl"), wide = applied("out/fp32/log.jsonl");
+    CHECK(contains(read(f / "out/log.jsonl"), "\"dropped_batch\":0,")); // the loss scale starts too large
+    REQUIRE(narrow.size() == 3);
+    REQUIRE(wide.size() == 3);
+    CHECK(std::fabs(narrow[0] - wide[0]) < 10 * 0x1p-11 * wide[0]);
+    CHECK(std::fabs(narrow[0] - wide[1]) > 10 * 0x1p-11 * wide[0]); // batches are further apart than that
+}
+
 TEST_CASE("eight skipped steps in a row stop the run: status 1, the first bad tensor by name, and no weight has moved") {
     const Args few = QUIET + Args{"--recipe", "fp16", "--steps", "20"};
     Run bad(few + Args{"--loss-scale", "1e30", "--lr", "1", "--warmup", "0"}), still(few + Args{"--loss-scale", "none", "--lr", "0", "--min-lr", "0"});
