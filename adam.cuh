@@ -223,9 +223,10 @@ void with_storage(Format f, F body) {
     else body(fp16());
 }
 
-inline void take_master(Parameter& p) {
+inline void drop_master(Parameter& p) {
     p.has_master = false;
-    with_storage(p.storage, [&](auto zero) { launch(keep_kernel<decltype(zero)>, chunks(p.size()), BLOCK, p.master, p.size()); });
+    for (float* w : {p.master, p.average})
+        if (w) with_storage(p.storage, [&](auto zero) { launch(keep_kernel<decltype(zero)>, chunks(p.size()), BLOCK, w, p.size()); });
 }
 
 // One AdamW step on every tensor and its copy. Gradients must be finite: the caller has checked. What of the updates each

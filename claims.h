@@ -52,32 +52,29 @@ inline Ending ending_of(const Json& log) {
     return e;
 }
 
-// Of the attempts that a run logged: what its applied steps and its casts lost.
+// Of the attempts that a run logged, decided again: what its applied steps and its casts lost.
 struct Losses {
     int attempts = 0, replays = 0, drops = 0;
     int64_t overflowed = 0;   // numbers that saturated or were NaN or Inf, in applied steps
     double worst_flushed = 0; // of one tensor in one applied step: the share of its non-zero numbers that became 0
     std::string worst_tensor;
+    std::string fault; // why it ends before the log does; empty: it does not
 };
 inline Losses losses_of(const std::string& decisions) {
     Losses l;
-    std::ifstream file(decisions);
-    std::string line;
-    std::getline(file, line);
-    const Json header = Json::parse(line);
-    while (std::getline(file, line)) {
-        const Json attempt = Json::parse(line);
-        const std::string decision = attempt["decision"];
-        l.attempts++;
-        if (decision.rfind("replay", 0) == 0) l.replays++;
-        else if (decision.rfind("apply", 0) != 0) l.drops++;
-        else
-            for (size_t i = 0; i < attempt["tensors"].size(); i++) {
-                const Json& t = attempt["tensors"][i]; // amax, nan, inf, saturated, flushed, subnormal, nonzero
-                l.overflowed += (int64_t)t[1] + (int64_t)t[2] + (int64_t)t[3];
-                const double share = (int64_t)t[6] ? (double)t[4] / (double)t[6] : 0;
-                if (share > l.worst_flushed) l.worst_flushed = share, l.worst_tensor = header["tensors"][i]["name"];
+    try {
+        replay(decisions, [&](const Attempt& a) {
+            const Verdict v = a.decision.verdict;
+            l.attempts++, l.replays += v == Verdict::replay, l.drops += v == Verdict::drop || v == Verdict::stop;
+            for (size_t i = 0; v == Verdict::apply && i < a.evidence.tensors.size(); i++) {
+                const Evidence& e = a.evidence.tensors[i];
+                l.overflowed += e.nan + e.inf + e.saturated;
+                const double share = e.nonzero ? (double)e.flushed / e.nonzero : 0;
+                if (share > l.worst_flushed) l.worst_flushed = share, l.worst_tensor = a.names[i];
             }
+        });
+    } catch (const Error& e) {
+        l.fault = e.what();
     }
     return l;
 }
@@ -94,7 +91,7 @@ inline std::vector<Claim> claims_of(const Tolerances& t, const Ending& run, cons
     const double loss = apart(run.loss, twin.loss), metric = apart(run.metric, twin.metric);
     const std::string floor = noise.applied ? format("; FP32 added in another order: %.2g %% and %.2g %%", 100 * apart(noise.loss, twin.loss), 100 * apart(noise.metric, twin.metric))
                                             : "; no noise floor: the batch cannot be halved";
-    std::vector<Claim> claims = {
+    return {
         {"C1", "no applied step overflowed", format("%lld numbers saturated or not finite in %d applied steps", (long long)lost.overflowed, run.applied), lost.overflowed == 0},
         {"C2", "what was lost is listed",
          format("%d batches dropped, %d steps replayed; at most %.2f %% of a tensor's numbers flushed to zero%s", lost.drops, lost.replays, 100 * lost.worst_flushed,
@@ -103,14 +100,8 @@ inline std::vector<Claim> claims_of(const Tolerances& t, const Ending& run, cons
         {"C3", "matches FP32: " + t.text(),
          format("training loss %.4f against %.4f: %.4f %%; validation loss %.4f against %.4f: %.4f %%; applied steps %d and %d%s%s", run.loss, twin.loss, 100 * loss, run.metric,
                 twin.metric, 100 * metric, run.applied, twin.applied, lost.drops ? "; without the dropped batches" : "", floor.c_str()),
-         run.applied == twin.applied && loss <= t.loss && (std::isnan(run.metric) || metric <= t.metric)}};
-    try {
-        const Replayed again = replay(decisions);
-        claims.push_back({"C4", "the decisions can be computed again", format("%d of %d attempts", again.attempts, lost.attempts), again.attempts == lost.attempts});
-    } catch (const Error& e) {
-        claims.push_back({"C4", "the decisions can be computed again", e.what(), false});
-    }
-    return claims;
+         run.applied == twin.applied && loss <= t.loss && (std::isnan(run.metric) || metric <= t.metric)},
+        {"C4", "the decisions can be computed again", lost.fault.empty() ? format("all of %d attempts", lost.attempts) : lost.fault, lost.fault.empty()}};
 }
 
 const char* const NOT_CLAIMED = "not claimed: quality beyond these losses, stability beyond this run's length, any speed";

@@ -114,7 +114,7 @@ inline Rules rules_of(const Config& c) {
     if (found == std::end(names)) refuse("--scaling %s: expected delayed, current, global or none", c.scaling.c_str());
     r.scaling = (Scaling)(found - names);
     r.window = c.scale_window, r.margin = c.scale_margin, r.interval = c.scale_interval, r.deadband = c.scale_deadband;
-    r.guard = !c.no_guard, r.promote = !c.no_promote, r.give_masters = c.masters == "measured";
+    r.guard = !c.no_guard, r.promote = !c.no_promote, r.grants_masters = c.masters == "measured";
     if (c.masters != "all" && c.masters != "none" && c.masters != "measured") refuse("--masters %s: expected all, none or measured", c.masters.c_str());
     if (c.rounding != "nearest" && c.rounding != "stochastic") refuse("--rounding %s: expected nearest or stochastic", c.rounding.c_str());
     return r;

@@ -19,13 +19,13 @@ using Json = nlohmann::ordered_json;
 // f(name, field) for every rule: as numbers.
 template <class F>
 void each_rule(Rules& r, F f) {
-    int scaling = (int)r.scaling, guard = r.guard, promote = r.promote, give_masters = r.give_masters;
+    int scaling = (int)r.scaling, guard = r.guard, promote = r.promote, grants_masters = r.grants_masters;
     f("scaling", scaling), f("window", r.window), f("margin", r.margin), f("interval", r.interval), f("deadband", r.deadband);
     f("guard", guard), f("replays", r.replays), f("skip_limit", r.skip_limit), f("promote", promote), f("spikes_to_promote", r.spikes_to_promote);
     f("flushed_to_promote", r.flushed_to_promote), f("snr_to_promote", r.snr_to_promote), f("clean_to_demote", r.clean_to_demote);
     f("flushed_to_demote", r.flushed_to_demote), f("snr_to_demote", r.snr_to_demote), f("latch_after", r.latch_after);
-    f("give_masters", give_masters), f("lost_to_master", r.lost_to_master);
-    r.scaling = (Scaling)scaling, r.guard = guard, r.promote = promote, r.give_masters = give_masters;
+    f("grants_masters", grants_masters), f("lost_to_master", r.lost_to_master);
+    r.scaling = (Scaling)scaling, r.guard = guard, r.promote = promote, r.grants_masters = grants_masters;
 }
 
 inline uint32_t fnv1a(const void* data, size_t n, uint32_t hash = 2166136261u) {
@@ -113,8 +113,17 @@ struct Replayed {
     int attempts = 0, verdicts[4] = {}, reasons = 0;
 };
 
-// Computes every decision of the file again, and shows each to visit(evidence, decision, the state after it, the line) once it
-// is found to be the run's. Refuses a file that is none; throws (status 1) where a decision differs.
+// An attempt of a step that was decided again as the run had decided it.
+struct Attempt {
+    const Rules& rules;
+    const std::vector<std::string>& names; // of tensors, then of parameters
+    const PolicyState &before, &after;
+    const StepEvidence& evidence;
+    const Decision& decision;
+};
+
+// Computes every decision of the file again, and shows each to visit(attempt) once it is found to be the run's. Refuses a file
+// that is none; throws (status 1) where a decision differs.
 template <class F>
 Replayed replay(const std::string& path, F visit) {
     std::ifstream file(path);
@@ -145,13 +154,14 @@ Replayed replay(const std::string& path, F visit) {
             const StepEvidence e = evidence_of(logged);
             for (const Evidence& t : e.tensors)
                 if (t.amax_bits >= 0x7F800000) refuse("%s:%d: %u are not the bits of a finite amax", path.c_str(), number, t.amax_bits);
+            const PolicyState before = state;
             Decision d = decide(rules, state, e);
             give_masters(rules, state, e.updates, d);
             const std::string now = text(d, names), then = logged.at("decision");
             if (now != then) throw Error(1, format("%s:%d: the run decided '%s', its evidence decides '%s'", path.c_str(), number, then.c_str(), now.c_str()));
             if (hash_of(state) != logged.at("state").get<uint32_t>())
                 throw Error(1, format("%s:%d: after '%s' the state is %08x, the run's was %08x", path.c_str(), number, now.c_str(), hash_of(state), logged.at("state").get<uint32_t>()));
-            visit(e, d, (const PolicyState&)state, logged);
+            visit(Attempt{rules, names, before, state, e, d});
             r.attempts++, r.verdicts[(int)d.verdict]++, r.reasons += d.reasons.size();
         }
     } catch (const nlohmann::json::exception& e) {

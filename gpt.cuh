@@ -193,7 +193,7 @@ struct GPT {
     PolicyState policy;                                   // and what it knows: in FP8 of the sites, and then of the Linears' weights; of all parameters' masters
     std::vector<std::pair<std::string, CastSite*>> sites; // inputs and gradients of Linears, by name, in the order in which a step casts
     std::vector<Parameter*> linear_weights;
-    std::vector<TensorState> uncast; // of the other recipes' inputs and gradients
+    std::vector<TensorState> plain_states; // of the other recipes' inputs and gradients
     ShadowPass looks;
     std::vector<Shadow> weight_shadows; // of the last look
     UpdateWatch watch;
@@ -251,7 +251,7 @@ struct GPT {
         };
         const int n = 8 * shape.layers;
         const bool fp8 = is_fp8(recipe.input);
-        std::vector<TensorState>& states = fp8 ? policy.tensors : uncast;
+        std::vector<TensorState>& states = fp8 ? policy.tensors : plain_states;
         states.resize(fp8 ? n + n / 2 : n), sites.resize(n);
         int linears = 0; // the i-th Linear's input is cast i-th, its gradient i-th from the end
         auto cast_site = [&](CastSite& c, const std::string& name, Format f, Role role, int at) {
@@ -298,9 +298,9 @@ struct GPT {
     }
 
     // From here on a weight is a number of its storage format, rounded at every step, until the policy gives it a master.
-    void take_masters(bool stochastic, uint32_t seed) {
+    void drop_masters(bool stochastic, uint32_t seed) {
         watch.stochastic = stochastic, watch.rng = Rng(seed, Stream::rounding);
-        for (size_t i = 0; i < parameters.size(); i++) take_master(parameters[i]), policy.parameters[i].master = 0;
+        for (size_t i = 0; i < parameters.size(); i++) drop_master(parameters[i]), policy.parameters[i].master = 0;
         round_weights(parameters, weight_stats());
         point_at_weights();
     }

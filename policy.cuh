@@ -47,7 +47,7 @@ struct Rules {
     int flushed_to_demote = 10;  // 1/1000, less than that
     int snr_to_demote = 2400;    // 1/100 dB, more than that
     int latch_after = 2;         // promotions
-    bool give_masters = true;    // off: a parameter that starts without a master stays without
+    bool grants_masters = true;    // off: a parameter that starts without a master stays without
     int lost_to_master = 500;    // 1/1000 of a parameter's updates, at least that at every step of a window
 };
 // clang-format on
@@ -58,7 +58,7 @@ constexpr int NOT_MEASURED = INT_MAX; // an SNR nobody asked for
 
 // Of one tensor in one attempt of a step: of all its casts, in all micro-batches and on all ranks.
 struct Evidence {
-    uint32_t amax_bits = 0; // of the finite |x|; 0: the tensor did not run
+    uint32_t amax_bits = 0; // of the finite |x|; 0: the tensor was not cast, or is all zeros
     int64_t nan = 0, inf = 0, saturated = 0;
     int64_t flushed = 0, subnormal = 0, nonzero = 0; // x != 0 and q == 0; q subnormal; x != 0
     // Of shadow casts, which nothing is computed with: SNRs in its own, the next narrower and the next wider format.
@@ -174,7 +174,7 @@ inline bool keeps_scale(const Rules& r, const TensorState& t) {
 
 // Whether the tensor must be measured before it is cast: a first scale of 1 would flush a gradient of 1e-6.
 inline bool needs_own_amax(const Rules& r, const TensorState& t) {
-    if (!is_fp8(t.format) || r.scaling == Scaling::none) return false;
+    if (!is_fp8(t.format) || (r.scaling == Scaling::none && t.role != Role::weight)) return false;
     return !keeps_scale(r, t) || (!t.measured && r.guard);
 }
 
@@ -222,7 +222,7 @@ inline Format narrower_than(const TensorState& t) { return t.format == FP32 && i
 // An applied step's evidence on the format. A flushed number is held against it only where this step's own amax would have
 // had about the same k: after a spike it is the scale that flushes, for as long as the spike stays in the window.
 inline void count_evidence(const Rules& r, TensorState& t, const Evidence& e) {
-    const bool tight = !is_fp8(t.format) || t.role == Role::weight || needs_own_amax(r, t) ||
+    const bool tight = !is_fp8(t.format) || needs_own_amax(r, t) ||
         scale_exponent(t.format, bits_as<float>(e.amax_bits)) - t.k <= r.margin + r.deadband;
     t.steps++;
     t.flushing += tight && e.flushed * 1000 > e.nonzero * r.flushed_to_promote;
@@ -257,9 +257,10 @@ inline void reformat(const Rules& r, TensorState& t) {
 
 // A step whose numbers cannot be trusted is vetoed before any weight, moment, average or window moves.
 inline Decision spike_rule(const Rules& r, const PolicyState& s, const StepEvidence& step) {
-    int not_finite = -1, saturated = -1; // the first of each
+    int not_finite = -1, saturated = -1; // the first of each; weights stand last, but were there before any cast
     for (int i = (int)step.tensors.size() - 1; i >= 0; i--) {
-        if (step.tensors[i].nan + step.tensors[i].inf) not_finite = i;
+        const bool weight_is_bad = not_finite >= 0 && s.tensors[not_finite].role == Role::weight, is_weight = s.tensors[i].role == Role::weight;
+        if (step.tensors[i].nan + step.tensors[i].inf && (is_weight || !weight_is_bad)) not_finite = i;
         if (step.tensors[i].saturated) saturated = i;
     }
     const bool repairs = r.guard && r.scaling != Scaling::none; // without scales there is nothing to repair
@@ -296,7 +297,7 @@ inline Decision decide(const Rules& r, PolicyState& s, const StepEvidence& step)
         const Evidence& e = step.tensors[i];
         if (first_try) t.spiked = 0;
         if (!applied && e.saturated && !t.spiked) t.spikes++, t.spiked = 1;
-        if (applied && e.amax_bits) count_evidence(r, t, e); // zeros are no evidence
+        if (applied && (e.amax_bits || !is_fp8(t.format))) count_evidence(r, t, e); // zeros are no evidence; without a cast there are only looks
         rescale(r, t, amax_for_scale(r, was, step, i), applied, s.applied % r.interval == 0);
         reformat(r, t);
         explain(d.reasons, (int)i, was[i], t);
@@ -326,7 +327,7 @@ inline bool storage_rule(const Rules& r, StorageState& s, const UpdateEvidence& 
 // After the updates of an applied step: which parameters get their masters now is added to its decision.
 inline void give_masters(const Rules& r, PolicyState& s, const std::vector<UpdateEvidence>& updates, Decision& d) {
     ENSURE(updates.empty() || updates.size() == s.parameters.size(), "updates of %zu parameters, expected %zu", updates.size(), s.parameters.size());
-    for (size_t i = 0; r.give_masters && i < updates.size(); i++)
+    for (size_t i = 0; r.grants_masters && i < updates.size(); i++)
         if (storage_rule(r, s.parameters[i], updates[i])) d.reasons.push_back({int(s.tensors.size() + i), Change::master, s.parameters[i].format, FP32});
 }
 

@@ -109,11 +109,12 @@ template <class T>
 Noise noise_of(ShadowPass& pass, Tensor<T> x, Format f, int k) {
     Noise r = {f, k};
     if (f == format_of<T> || f == FP32) return r.snr = EXACT, r;
+    if (bytes_of(f) >= sizeof(T)) return r; // FP16 in BF16, or the other way round: nobody casts so
     ShadowCounts* counts = (ShadowCounts*)pass.counts.data();
     fill_zero(counts, sizeof *counts);
     with_type(f, [&](auto zero) {
         using Q = decltype(zero);
-        if constexpr (sizeof(Q) < sizeof(T)) // a wider one was exact, and a 16-bit one never meets the other
+        if constexpr (sizeof(Q) < sizeof(T))
             launch(noise_kernel<T, Q>, chunks(x.size()), BLOCK, (float*)pass.partial.data(), counts, (const T*)x.data, std::ldexp(1.0f, k), x.size());
     });
     ShadowCounts seen;

@@ -182,51 +182,40 @@ inline void read_log(Run& run, const std::filesystem::path& path, Series& losses
 }
 
 inline void read_decisions(Run& run, const std::filesystem::path& path) {
-    Rules rules;
-    PolicyState before;
-    std::vector<std::string> names; // of tensors, then of parameters
-    auto read_header = [&](const Json& header) {
-        each_rule(rules, [&](const char* name, int& field) { field = header.at("rules").at(name); });
-        for (const Json& t : header.at("tensors")) {
-            names.push_back(t.at("name")), run.tensors.emplace_back(names.back());
-            before.tensors.emplace_back((Format)t.at("format").get<int>(), (Role)t.at("role").get<int>());
-        }
-        for (const Json& p : header.at("parameters")) names.push_back(p.at("name")), run.parameters.emplace_back(names.back());
-    };
-    each_line(path, read_header, 1);
-    const size_t n = run.tensors.size();
-    replay(path.string(), [&](const StepEvidence& evidence, const Decision& d, const PolicyState& after, const Json&) {
+    replay(path.string(), [&](const Attempt& a) {
+        const size_t n = a.after.tensors.size();
+        for (size_t i = 0; run.tensors.size() + run.parameters.size() < a.names.size(); i++) (i < n ? run.tensors : run.parameters).emplace_back(a.names[i]);
+        const Decision& d = a.decision;
         const bool applied = d.verdict == Verdict::apply;
-        const int step = after.applied + !applied;
+        const int step = a.after.applied + !applied;
         auto mark = [&](char kind, const std::string& text, int strip) {
             run.events.push_back({step, kind, text});
             if (strip >= 0) (strip < (int)n ? run.tensors[strip] : run.parameters[strip - n]).marks.push_back(run.events.back());
         };
         run.verdicts[(int)d.verdict]++;
-        if (!applied) mark(d.verdict == Verdict::replay ? 'r' : 'd', text(Decision{d.verdict, d.cause, d.culprit, {}}, names), d.culprit);
+        if (!applied) mark(d.verdict == Verdict::replay ? 'r' : 'd', text(Decision{d.verdict, d.cause, d.culprit, {}}, a.names), d.culprit);
         for (size_t i = 0; i < n; i++) {
-            const Evidence& e = evidence.tensors[i];
-            const Format f = before.tensors[i].format;
-            const int k = cast_exponent(rules, before.tensors[i], e.amax_bits);
+            const Evidence& e = a.evidence.tensors[i];
+            const Format f = a.before.tensors[i].format;
+            const int k = cast_exponent(a.rules, a.before.tensors[i], e.amax_bits);
             run.tensors[i].cast(step - 1, run.steps, f, k, limits_of(f, k));
             if (e.amax_bits) run.tensors[i].peak(step, std::log2(bits_as<float>(e.amax_bits)), run.steps);
             if (applied && e.nonzero) run.tensors[i].lose(step, (double)(e.flushed + e.saturated) / e.nonzero);
         }
         for (const Reason& r : d.reasons) {
             run.promotions += r.change == Change::promote, run.masters += r.change == Change::master;
-            if (r.change == Change::promote || r.change == Change::demote) mark('p', text(r, names), r.tensor);
-            if (r.change == Change::master) mark('m', text(r, names), r.tensor);
+            if (r.change == Change::promote || r.change == Change::demote) mark('p', text(r, a.names), r.tensor);
+            if (r.change == Change::master) mark('m', text(r, a.names), r.tensor);
         }
-        for (size_t i = 0; i < evidence.updates.size(); i++) {
-            const UpdateEvidence& u = evidence.updates[i];
+        for (size_t i = 0; i < a.evidence.updates.size(); i++) {
+            const UpdateEvidence& u = a.evidence.updates[i];
             if (u.updates <= 0) continue;
             Column c(step, HALF_ULP);
             for (int b = 0; b < u.BINS; b++) c.put(b - u.ZERO, u.bins[b]);
             HeatStrip& s = run.parameters[i];
-            s.cast(0, run.steps, (Format)after.parameters[i].format, 0, HALF_ULP), s.look(c);
+            s.cast(0, run.steps, (Format)a.after.parameters[i].format, 0, HALF_ULP), s.look(c);
             s.lost = (double)u.lost / u.updates, s.realised = u.realised / 1000.0;
         }
-        before = after;
     });
 }
 

@@ -42,7 +42,7 @@ void print_prediction(const GPT<T>& gpt, const Config& c) {
         if (!predict_swamping(p.storage, last, rms)) continue;
         if (!swamped++) first = format("; first %s, rms %.2g, where an update is %.2g of a step of %s", p.name.c_str(), rms, update_in_ulps(p.storage, last, rms), name_of(p.storage));
     }
-    printf("without FP32 masters, updates of %.1e at the end would be lost in %d of %zu parameters%s\n", last, swamped, gpt.parameters.size(), first.c_str());
+    printf("without FP32 masters, updates of %.1e at the end would be less than a step in %d of %zu parameters%s\n", last, swamped, gpt.parameters.size(), first.c_str());
 }
 
 // Bytes by class of tensor, for every recipe.
@@ -122,7 +122,7 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     gpt.initialise((uint32_t)c.seed);
     gpt.rules = rules_of(c);
     print_prediction(gpt, c);
-    if (c.masters != "all") gpt.take_masters(c.rounding == "stochastic", (uint32_t)c.seed);
+    if (c.masters != "all") gpt.drop_masters(c.rounding == "stochastic", (uint32_t)c.seed);
     const std::vector<std::string> looked_at = gpt.tensor_names();
     std::vector<std::string> names(looked_at.begin(), looked_at.begin() + gpt.policy.tensors.size()); // of all that is decided on
     for (const Parameter& p : gpt.parameters) names.push_back(p.name);
@@ -135,7 +135,7 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     double shown = begin, spent = 0, deciding = 0, replaying = 0; // seconds in steps; of these, in decisions and their logs, in replays
     std::string first_bad;
 
-    auto look = [&] {
+    auto validate = [&] {
         if (!c.eval_every || !c.eval_batches) return;
         Json line = {{"step", at.applied}, {"val_loss", evaluate(gpt, data.validation, c)}};
         if (c.ema > 0) {
@@ -156,16 +156,16 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         write_report(out);
     };
 
-    look();
+    validate();
     while (at.applied < c.steps) {
         while (std::count(without.begin(), without.end(), at.batches)) at.batches++;
-        const double start = seconds_now();
+        const double start = seconds_now(), looked = gpt.looks.seconds;
         StepEvidence evidence;
         const StepResult r = train_step(gpt, scale, at, data.train, c, &evidence);
         const double decided = seconds_now();
         const std::string decision = text(r.decision, names);
         decisions << line_of(evidence, r.decision, gpt.policy, names).dump() << "\n";
-        if (r.looked) {
+        if (r.looked && !r.skipped) { // what was taken back is looked at again
             Json line = {{"step", at.applied + r.skipped}, {"tensors", Json::array()}};
             const std::vector<const Shadow*> seen = gpt.shadows();
             for (size_t i = 0; i < seen.size(); i++)
@@ -174,7 +174,7 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         }
         const double now = seconds_now();
         spent += now - start, deciding += now - decided;
-        if (r.decision.verdict == Verdict::replay) replaying += now - start;
+        if (r.decision.verdict == Verdict::replay) replaying += decided - start - (gpt.looks.seconds - looked);
         const double rate = (double)c.accumulate * c.batch * c.context / (now - start);
         Json line = {{"step", at.applied + r.skipped}, {"loss", r.loss}, {"grad_norm", r.norm}, {"lr", r.lr}};
         line["loss_scale"] = r.loss_scale, line["skipped"] = r.skipped, line["tokens_per_second"] = rate, line["seconds"] = now - begin;
@@ -202,7 +202,7 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
                                   "%s (loss scale now %g)",
                                   at.applied + 1, first_bad.c_str(), scale.value));
         }
-        if (evaluation_due) look();
+        if (evaluation_due) validate();
     }
     if (terminal) printf("\n");
     if (is_fp8(recipe.input)) {
@@ -257,7 +257,7 @@ inline void train_with_reference(const Config& c, const Shape& shape, const Data
     printf("to be claimed: %s (hash %08x)\n", tolerances.text().c_str(), tolerances.hash());
     const Ending run = ending_of(train_recipe(c, shape, data));
     Config twin = c;
-    twin.recipe = "fp32", twin.tokens = 0, twin.out = (out / "fp32").string();
+    twin.recipe = "fp32", twin.masters = "all", twin.tokens = 0, twin.out = (out / "fp32").string();
     const Ending wide = ending_of(train_recipe(twin, shape, data, run.dropped));
     Ending noise;
     if (c.batch % 2 == 0) { // the same examples in each step, and the same windows in each evaluation

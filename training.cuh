@@ -41,9 +41,11 @@ inline Evidence evidence_of(const CastStats& s) {
 // Turns looks at what the Linears cast on or off; on, the weights are looked at here and now.
 template <class T>
 void look(GPT<T>& gpt, bool on) {
-    for (auto& [name, site] : gpt.sites) site->looks = on ? &gpt.looks : nullptr;
+    for (auto& [name, site] : gpt.sites) {
+        site->looks = on ? &gpt.looks : nullptr;
+        if (on) site->shadow = {}; // a backward pass may never come
+    }
     if (!on) return;
-    for (auto& [name, site] : gpt.sites) site->shadow = {}; // a backward pass may never come
     gpt.weight_shadows.clear();
     for (const Parameter* p : gpt.linear_weights) gpt.weight_shadows.push_back(look_at(gpt.looks, p->weight(), p->format, p->k, Role::weight, 0));
 }
@@ -105,7 +107,7 @@ StepResult train_step(GPT<T>& gpt, LossScale& scale, Progress& at, const Tokens&
     adam.grad_scale = (float)(clip / scale.value);
     adam.set_step(++at.applied);
     gpt.follow_formats();
-    const bool measured = r.looked || (c.masters == "measured");
+    const bool measured = r.looked || (gpt.rules.grants_masters && std::any_of(gpt.parameters.begin(), gpt.parameters.end(), [](const Parameter& p) { return !p.has_master; }));
     adamw_update(gpt.parameters, gpt.weight_stats(), adam, gpt.watch, measured, at.applied);
     gpt.point_at_weights();
     if (measured) {

@@ -61,6 +61,19 @@ TEST_CASE("decisions: evidence is read back as it was, with and without a look a
     CHECK(read.updates[1].bins[31] == 5);
 }
 
+TEST_CASE("decisions: a look is written with the exponents of its numbers: 1 has 0, 0.75 has -1") {
+    Shadow s;
+    s.own = {BF16, 0, EXACT}, s.exponents.assign(EXPONENTS, 0);
+    for (float x : {1.0f, 0.75f, 0.5f, 4.0f}) s.exponents[bits_as<uint32_t>(x) >> 23]++;
+    s.exponents[0] = 7;
+    const Json j = json_of("x", s);
+    CHECK(j["first"] == -1);
+    CHECK(j["counts"] == Json({2, 1, 0, 1}));
+    CHECK(j["zeros"] == 7);
+    CHECK(j["snr"] == EXACT);
+    CHECK(j["narrower"].is_null());
+}
+
 TEST_CASE("decisions: a run that promotes, demotes and gives masters is decided again; a changed count or SNR is found") {
     Log log;
     log.rules.window = 4, log.rules.clean_to_demote = 2;
@@ -80,11 +93,13 @@ TEST_CASE("decisions: a run that promotes, demotes and gives masters is decided 
     CHECK(all.find("wte.weight: master") == std::string::npos); // it had one
     log.save();
     int visited = 0;
-    const Replayed r = replay(log.path, [&](const StepEvidence& e, const Decision&, const PolicyState& s, const Json& line) {
+    const Replayed r = replay(log.path, [&](const Attempt& a) {
         visited++;
-        CHECK(e.updates.size() == 2);
-        CHECK(s.applied == visited);
-        CHECK(line["state"] == hash_of(s));
+        CHECK(a.evidence.updates.size() == 2);
+        CHECK(a.before.applied == visited - 1);
+        CHECK(a.after.applied == visited);
+        CHECK(Json::parse(log.lines[visited])["state"] == hash_of(a.after));
+        CHECK(a.names == log.names);
     });
     CHECK(r.attempts == 24);
     CHECK(visited == 24);

@@ -115,7 +115,20 @@ TEST_CASE("zeros have no SNR; powers of two are exact; an Inf is counted at the 
     CHECK_THROWS_AS(look_at(pass, large.view(), E4M3, 0, Role::input, 1), Error);
 }
 
-TEST_CASE("what a look adds to the evidence; what it costs is counted") {
+TEST_CASE("what a look adds to the evidence: each SNR in its place, and what the narrower format would flush") {
+    Shadow s;
+    s.own = {E4M3, 1, 100, 10, 1}, s.narrower = {E5M2, 2, 200, 20, 2}, s.wider = {BF16, 0, 300, 30, 3};
+    Evidence e;
+    add_shadow(e, s);
+    CHECK(e.snr == 100);
+    CHECK(e.snr_narrower == 200);
+    CHECK(e.snr_wider == 300);
+    CHECK(e.nonzero_narrower == 20);
+    CHECK(e.flushed_narrower == 2);
+    CHECK(e.amax_bits + e.nonzero + e.flushed == 0);
+}
+
+TEST_CASE("a look at a tensor of its own; what it costs is counted") {
     ShadowPass pass(1000);
     Owned<bf16> x(1, 1000, normals(1000, 1));
     const Shadow s = look_at(pass, x.view(), BF16, 0, Role::gradient, 1);

@@ -780,6 +780,9 @@ TEST_CASE("runs without masters train; which parameter is to be given one, and h
         CHECK(contains(read(r / "out/decisions.jsonl"), "ln_f.weight: master BF16 -> FP32") == (way[1] == "measured"));
         CHECK(run({"--replay", r / "out"}).status == 0);
     }
+    Run compared(QUIET + Args{"--recipe", "bf16", "--steps", "2", "--masters", "none", "--reference", "--tolerance", "1"});
+    REQUIRE_GOOD(compared);
+    for (const char* twin : {"fp32", "fp32 in another order"}) CHECK(Json::parse(read(compared / (std::string("out/") + twin + "/config.json")))["masters"] == "all");
     check_refused({"--masters", "some"}, {"--masters some", "all, none or measured"});
     check_refused({"--rounding", "up"}, {"--rounding up", "nearest or stochastic"});
 }

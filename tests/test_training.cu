@@ -411,9 +411,44 @@ TEST_CASE("training: a weight whose outlier flushes the others is promoted; its 
     std::vector<bf16> low(p.size());
     copy_to_host(low.data(), (const bf16*)p.low, low.size());
     for (size_t i = 0; i < w.size(); i++) CHECK(low[i].bits == round_to<bf16>(w[i]).bits);
-    CHECK(t.gpt.blocks[1].fc.w.by_row.format == BF16);
-    CHECK(t.gpt.blocks[1].fc.w.by_col.format == BF16);
+    for (const Operand& read : {t.gpt.blocks[1].fc.w.by_row, t.gpt.blocks[1].fc.w.by_col}) {
+        CHECK(read.format == BF16);
+        CHECK(read.k == 0);
+        CHECK(read.data == p.low);
+    }
     check_applied(t);
+}
+
+TEST_CASE("training: a promoted input goes back to FP8 once looks say for two windows that it would do, and its scale is measured afresh") {
+    Config c = still();
+    c.shadow_every = 2;
+    Trainee<bf16> t(recipe_fp8, c);
+    t.gpt.rules.window = 4, t.gpt.rules.clean_to_demote = 2;
+    t.plant("h.0.ln_2.weight", 3, 0x1p21f);
+    for (int n = 0; n < 4 * SHAPE.channels; n++) t.plant("h.0.mlp.c_fc.weight", n * SHAPE.channels + 3, 0);
+    CHECK(decisions_of(t, 4) == "h.0.mlp.c_fc input: promote E4M3 -> BF16\n");
+    CHECK(decisions_of(t, 12) == ""); // as long as the outlier is there it would be flushed
+    t.plant("h.0.ln_2.weight", 3, 1);
+    CHECK(decisions_of(t, 8) == "h.0.mlp.c_fc input: demote BF16 -> E4M3\n");
+    CHECK(!t.gpt.blocks[0].fc.x.scale_is_known());
+    check_applied(t);
+    CHECK(t.gpt.blocks[0].fc.x.state->k > 0);
+}
+
+TEST_CASE("training: a look is at the first micro-batch; of a backward pass that never came it says nothing") {
+    Config c = training();
+    c.shadow_every = 1;
+    Trainee<bf16> t(recipe_fp8, c), first(recipe_fp8, c);
+    check_applied(t);
+    const Batch b = train_batch(t.text, c.batch, c.context, (uint32_t)c.seed, 0, 0, c.accumulate);
+    look(first.gpt, true);
+    gpt_forward(first.gpt, first.gpt.upload(b.x, b.y, b.B, b.T), Pass::train);
+    for (int i = 0; i < 8; i++) CHECK((t.gpt.shadows()[i]->exponents == first.gpt.shadows()[i]->exponents));
+    for (int i = 8; i < 16; i++) CHECK(!t.gpt.shadows()[i]->exponents.empty());
+
+    t.plant("wte.weight", 0, NAN);
+    CHECK(!std::isfinite(check_dropped(t).loss));
+    for (int i = 8; i < 16; i++) CHECK(t.gpt.shadows()[i]->exponents.empty());
 }
 
 TEST_CASE("training: an Inf in a master that its saturating FP8 copy hides drops the step, and the weight is named") {
@@ -425,6 +460,16 @@ TEST_CASE("training: an Inf in a master that its saturating FP8 copy hides drops
     const StepResult r = check_dropped(t);
     CHECK(std::isfinite(r.loss)); // the products read 448
     CHECK(r.decision.cause == Cause::not_finite);
+    REQUIRE(r.decision.culprit >= 0);
+    CHECK(t.gpt.tensor_names()[r.decision.culprit] == "h.1.attn.c_proj.weight");
+}
+
+TEST_CASE("training: a NaN in a weight is the weight's, though activations are cast before the list comes to it") {
+    Trainee<bf16> t(recipe_fp8);
+    t.plant("h.1.attn.c_proj.weight", 7, NAN);
+    round_weights(t.gpt.parameters, t.gpt.weight_stats());
+    t.gpt.point_at_weights();
+    const StepResult r = check_dropped(t);
     REQUIRE(r.decision.culprit >= 0);
     CHECK(t.gpt.tensor_names()[r.decision.culprit] == "h.1.attn.c_proj.weight");
 }
@@ -444,8 +489,8 @@ TEST_CASE("training: a run without masters whose updates are swamped gives maste
         Config c = steady(1e-5f);
         c.masters = "measured";
         Trainee<bf16> t(recipe_bf16, c);
-        t.gpt.rules.give_masters = true;
-        t.gpt.take_masters(stochastic, 1);
+        t.gpt.rules.grants_masters = true;
+        t.gpt.drop_masters(stochastic, 1);
         const auto gains = floats_at(t["ln_f.weight"].master, SHAPE.channels);
         CHECK(decisions_of(t, 15) == "");
         if (!stochastic) CHECK(floats_at(t["ln_f.weight"].master, SHAPE.channels) == gains); // not one update arrived
@@ -465,8 +510,8 @@ TEST_CASE("training: a run without masters whose updates are swamped gives maste
         }
     }
     Trainee<bf16> t(recipe_bf16, steady(1e-5f)); // asked for none: measured now and then, given to nobody
-    t.gpt.rules.give_masters = false;
-    t.gpt.take_masters(false, 1);
+    t.gpt.rules.grants_masters = false;
+    t.gpt.drop_masters(false, 1);
     CHECK(decisions_of(t, 40) == "");
     CHECK(!t["ln_f.weight"].has_master);
 }
