@@ -50,11 +50,11 @@ struct AdamW {
     }
 };
 
-// A pack of w, m and v moves one step, w by *d if that is asked for. Traffic per element: reads w, m, v, grad, writes w, m, v: 28 bytes.
-__device__ inline Pack<float> adamw_pack(float* w, float* m, float* v, const float* grad, const AdamW& a, size_t i, size_t end, Pack<float>* d = nullptr) {
-    constexpr int N = PACK<float>;
-    Pack<float> w_i = load_pack<N>(w, i, end), m_i = load_pack<N>(m, i, end), v_i = load_pack<N>(v, i, end);
-    const Pack<float> grad_i = load_pack<N>(grad, i, end);
+// N neighbours of w, m and v move one step, w by *d if that is asked for. Traffic per element: reads w, m, v, grad, writes w, m, v: 28 bytes.
+template <int N>
+__device__ inline Pack<float, N> adamw_pack(float* w, float* m, float* v, const float* grad, const AdamW& a, size_t i, size_t end, Pack<float, N>* d = nullptr) {
+    Pack<float, N> w_i = load_pack<N>(w, i, end), m_i = load_pack<N>(m, i, end), v_i = load_pack<N>(v, i, end);
+    const Pack<float, N> grad_i = load_pack<N>(grad, i, end);
     for (int j = 0; j < N; j++) {
         float g = grad_i[j] * a.grad_scale;
         m_i[j] += (1 - a.beta1) * (g - m_i[j]);
@@ -74,7 +74,7 @@ __global__ void adamw_kernel(float* w, float* m, float* v, Low* low, CastStats* 
     CastStats s = {};
     PackChunk<N> chunk(n);
     for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
-        const Pack<float> w_i = adamw_pack(w, m, v, grad, a, i, chunk.end);
+        const Pack<float> w_i = adamw_pack<N>(w, m, v, grad, a, i, chunk.end);
         if constexpr (sizeof(Low) == 2) {
             Pack<Low, N> low_i;
             for (int j = 0; j < N; j++) low_i[j] = round_to<Low>(w_i[j]);
@@ -89,14 +89,13 @@ __global__ void adamw_kernel(float* w, float* m, float* v, Low* low, CastStats* 
 template <class Q>
 __global__ void adamw_quantise_kernel(float* w, float* m, float* v, Q* low, Q* low_t, CastStats* stats, const float* grad, AdamW a,
                                       float scale, int rows, int cols) {
-    quantise_each<PACK<float>>(low, low_t, stats, scale, rows, cols, [=](size_t i, size_t end) { return adamw_pack(w, m, v, grad, a, i, end); });
+    quantise_each<PACK<float>>(low, low_t, stats, scale, rows, cols, [=](size_t i, size_t end) { return adamw_pack<PACK<float>>(w, m, v, grad, a, i, end); });
 }
 
 // ==== a weight without a master: what it loses ========================================================================
 
 struct UpdateCounts {
-    static constexpr int UPDATES = UpdateEvidence::BINS, LOST = UPDATES + 1, ALL = LOST + 1;
-    unsigned n[ALL]; // first the bins
+    unsigned lost, bins[UpdateEvidence::BINS]; // as in UpdateEvidence
 };
 
 // What looks at the updates on the machine; and the random numbers of stochastic rounding.
@@ -126,30 +125,37 @@ __device__ inline int update_bin(float d, float w) {
 template <class S>
 __global__ void adamw_watched_kernel(float* w, float* m, float* v, UpdateCounts* total, float* partial, const float* grad, AdamW a, bool has_master,
                                      bool stochastic, Rng rng, uint64_t first, uint64_t t, size_t n) {
-    constexpr int N = PACK<float>;
-    __shared__ UpdateCounts counts;
-    for (int c = threadIdx.x; c < UpdateCounts::ALL; c += BLOCK) counts.n[c] = 0;
-    __syncthreads(); // all counts are zero before any thread counts
+    constexpr int N = WIDE<float>;
+    __shared__ unsigned bins[UpdateEvidence::BINS];
+    for (int b = threadIdx.x; b < UpdateEvidence::BINS; b += BLOCK) bins[b] = 0;
+    __syncthreads(); // all bins are zero before any thread counts
     float moved = 0, meant = 0;
+    unsigned lost = 0;
     PackChunk<N> chunk(n);
     for (size_t i = chunk.begin; i < chunk.end; i += BLOCK * N) {
-        const Pack<float> before = load_pack<N>((const float*)w, i, chunk.end);
-        Pack<float> update, after = adamw_pack(w, m, v, grad, a, i, chunk.end, &update);
-        for (int j = 0; j < N && i + j < chunk.end; j++) {
-            const float d = update[j], kept = to_float(round_to<S>(before[j])), sum = kept + d; // without a master `before` is an S already
-            const float kept_next = to_float(stochastic ? round_stochastic<S>(sum, philox(rng.key, first + i + j, t).word[0]) : round_to<S>(sum));
-            moved += (kept_next - kept) * d, meant += d * d;
-            if (!has_master) after[j] = kept_next;
-            if (d == 0) continue;
-            count_in(&counts.n[UpdateCounts::UPDATES]), count_in(&counts.n[update_bin<S>(d, kept)]);
-            if (kept_next == kept) count_in(&counts.n[UpdateCounts::LOST]);
+        const Pack<float, N> before = load_pack<N>((const float*)w, i, chunk.end);
+        Pack<float, N> d, kept, next; // past the end d is 0
+        Pack<int, N> bin;
+        adamw_pack<N>(w, m, v, grad, a, i, chunk.end, &d);
+        for (int j = 0; j < N; j++) kept[j] = to_float(round_to<S>(before[j])), next[j] = kept[j] + d[j]; // without a master `before` is an S already
+        if (stochastic)
+            for (int j = 0; j < N; j++) next[j] = to_float(round_stochastic<S>(next[j], philox(rng.key, first + i + j, t).word[0]));
+        else
+            for (int j = 0; j < N; j++) next[j] = to_float(round_to<S>(next[j]));
+        for (int j = 0; j < N; j++) {
+            moved += (next[j] - kept[j]) * d[j], meant += d[j] * d[j];
+            lost += (d[j] != 0) & (next[j] == kept[j]) ? 1u : 0u;
+            bin[j] = update_bin<S>(d[j], kept[j]);
         }
-        if (!has_master) store_pack(w, i, chunk.end, after);
+        for (int j = 0; j < N; j++)
+            if (d[j] != 0) count_in(&bins[bin[j]]);
+        if (!has_master) store_pack(w, i, chunk.end, next);
     }
-    moved = block_sum(moved), meant = block_sum(meant); // with barriers: now all have counted
+    moved = block_sum(moved), meant = block_sum(meant), lost = warp_sum(lost); // with barriers: now all have counted
     if (threadIdx.x == 0) partial[2 * blockIdx.x] = moved, partial[2 * blockIdx.x + 1] = meant;
-    for (int c = threadIdx.x; c < UpdateCounts::ALL; c += BLOCK)
-        if (counts.n[c]) atomicAdd(&total->n[c], counts.n[c]);
+    if (threadIdx.x % WARP == 0) atomicAdd(&total->lost, lost);
+    for (int b = threadIdx.x; b < UpdateEvidence::BINS; b += BLOCK)
+        if (bins[b]) atomicAdd(&total->bins[b], bins[b]);
 }
 
 // w = round(w): the weight loses its master. One block per CHUNK elements.
@@ -269,8 +275,8 @@ inline std::vector<UpdateEvidence> updates_seen(const std::vector<Parameter>& pa
     std::vector<UpdateEvidence> all(parameters.size());
     const float* partial = sums.data();
     for (size_t i = 0; i < all.size(); i++) {
-        all[i].updates = counts[i].n[UpdateCounts::UPDATES], all[i].lost = counts[i].n[UpdateCounts::LOST];
-        std::copy(counts[i].n, counts[i].n + UpdateEvidence::BINS, all[i].bins);
+        all[i].lost = counts[i].lost;
+        for (int b = 0; b < UpdateEvidence::BINS; b++) all[i].updates += all[i].bins[b] = counts[i].bins[b];
         double moved = 0, meant = 0;
         for (unsigned b = 0; b < chunks(parameters[i].size()); b++, partial += 2) moved += partial[0], meant += partial[1];
         all[i].realised = meant > 0 ? (int)std::lround(std::clamp(1000 * moved / meant, -1e6, 1e6)) : 0;
