@@ -6,7 +6,7 @@
 # make cuda       the nvcc build                     make asan     the tests under ASan and UBSan, on the CPU
 # make sim        the GPU's code on a simulated GPU: build/sim/train_gpt and build/sim/run_tests
 # make sim-train  a tiny model, trained on it          make racecheck  its tests, with all accesses checked for races
-# make check-long the above for every test, under ASan and with lanes in other orders: takes an hour
+# make check-long the above for every test, under ASan and with lanes in other orders, and more: takes an hour
 # make format     clang-format                       make clean    remove what was built
 # MACHINE=cpu or MACHINE=cuda chooses for you. sh scripts/setup.sh installs what is missing.
 
@@ -145,11 +145,15 @@ racecheck: setup
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim-racecheck build/sim-racecheck/run_tests
 	build/sim-racecheck/run_tests
 
-# An hour or so: what make test does for some tests or one order of lanes, for all and several.
+# An hour or so: what make test does for some tests or one order of lanes, for all and several; a report in a browser; the stress text.
 check-long: racecheck
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim-asan build/sim-asan/run_tests
 	build/sim-asan/run_tests
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim programs
+	if [ -n "$(NVCC)" ]; then $(MAKE) --no-print-directory MACHINE=cuda ARCHES=86 BUILD=build/cuda-86 build/cuda-86/train_gpt; fi
+	@$(MAKE) $(JOBS) --no-print-directory MACHINE=cpu train_gpt
+	./train_gpt --recipe fp8 --steps 200 --reference --tolerance 1 --out out/report && sh scripts/check_report.sh out/report
+	sh experiments/stress.sh
 	for order in 2 3 4 5; do FEWBITS_LANE_ORDER=$$order FEWBITS_PROGRAM=build/sim/train_gpt build/sim/run_tests || exit 1; done
 
 format:

@@ -59,13 +59,13 @@ compiles() {
     fi
 }
 
-# train_gpt for every architecture that this toolkit knows: 80, 89 and 90a by check_spills.sh, which also looks at the registers;
+# train_gpt for the oldest and the newest architecture; for 80, 89 and 90a by check_spills.sh, which also looks at the registers;
 # bench for the newest; and the tests that have device code of their own, to PTX.
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 if [ -n "$nvcc" ]; then
     known=$($nvcc --list-gpu-code)
     arches=
-    for a in 75 86 120; do
+    for a in 75 120; do
         case "$known" in *sm_$a*) arches="$arches $a" ;; esac
     done
     newest=${arches##* } tests=

@@ -1,22 +1,8 @@
 // test_report.cu -- report.h: a made-up run with planted facts, and where its page and its picture show them.
 #include "report.h"
+#include "stb_png.h"
 #include <doctest/doctest.h>
 #include <unistd.h>
-
-#define STB_IMAGE_STATIC
-#define STB_IMAGE_IMPLEMENTATION
-#define STBI_ONLY_PNG
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function"
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
-#pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
-#pragma GCC diagnostic ignored "-Wsign-compare"
-#if __has_include(<stb/stb_image.h>)
-#include <stb/stb_image.h>
-#else
-#include <stb_image.h>
-#endif
-#pragma GCC diagnostic pop
 
 namespace {
 
