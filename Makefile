@@ -7,6 +7,7 @@
 # make sim        the GPU's code on a simulated GPU: build/sim/train_gpt and build/sim/run_tests
 # make sim-train  a tiny model, trained on it          make racecheck  its tests, with all accesses checked for races
 # make check-long the above for every test, under ASan and with lanes in other orders, and more: takes an hour
+# make fuzz       the readers of files under libFuzzer (clang++), SECONDS=600 each
 # make format     clang-format                       make clean    remove what was built
 # MACHINE=cpu or MACHINE=cuda chooses for you. sh scripts/setup.sh installs what is missing.
 
@@ -68,14 +69,14 @@ COMPILE = $(CXX) -x c++ -std=c++17 $(OPTIMISE) $(WARNINGS) $(OPENMP) $(INCLUDES)
 LINK = $(CXX) $(OPENMP)
 endif
 
-NO_KERNELS := test_claims test_config test_data test_decisions test_plot test_policy test_report test_stories test_reference_model test_train_gpt
+NO_KERNELS := test_claims test_config test_data test_decisions test_plot test_policy test_report test_safetensors test_stories test_tokenizer test_reference_model test_train_gpt
 TESTS := $(patsubst tests/%.cu,$(BUILD)/tests/%.o,$(wildcard tests/*.cu))
 ifneq ($(filter sim%,$(MACHINE)),) # what has no kernels is tested on the CPU; the program, on both
 TESTS := $(filter-out $(patsubst %,$(BUILD)/tests/%.o,$(if $(filter sim,$(MACHINE)),$(filter-out test_train_gpt,$(NO_KERNELS)),$(NO_KERNELS))),$(TESTS))
 endif
 SOME_TESTS := $(patsubst %,$(BUILD)/tests/%.o,main test_racecheck test_simulator test_tile test_layernorm test_shadow)
 
-.PHONY: all setup train compare test bench cuda asan sim sim-train racecheck check-long format clean programs
+.PHONY: all setup train compare test bench cuda asan sim sim-train racecheck check-long fuzz format clean programs
 all: train_gpt
 
 # What was built for another processor or with other flags is built again.
@@ -145,6 +146,14 @@ racecheck: setup
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim-racecheck build/sim-racecheck/run_tests
 	build/sim-racecheck/run_tests
 
+# Every reader of files on bytes of any kind, for SECONDS each; needs clang++. What is found new is kept in build/.
+fuzz: SECONDS ?= 600
+fuzz:
+	for reader in safetensors tokenizer; do \
+	    mkdir -p build/corpus_$$reader && clang++ -x c++ -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas -I. \
+	        fuzz/fuzz_$$reader.cpp -o build/fuzz_$$reader && build/fuzz_$$reader -max_total_time=$(SECONDS) -max_len=4096 build/corpus_$$reader fuzz/corpus/$$reader || exit 1; \
+	done
+
 # An hour or so: what make test does for some tests or one order of lanes, for all and several; a report in a browser; the stress text.
 check-long: racecheck
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim-asan build/sim-asan/run_tests
@@ -154,6 +163,7 @@ check-long: racecheck
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=cpu train_gpt
 	./train_gpt --recipe fp8 --steps 200 --reference --tolerance 1 --out out/report && sh scripts/check_report.sh out/report
 	sh experiments/stress.sh
+	sh scripts/check_kills.sh
 	for order in 2 3 4 5; do FEWBITS_LANE_ORDER=$$order FEWBITS_PROGRAM=build/sim/train_gpt build/sim/run_tests || exit 1; done
 
 format:

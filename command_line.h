@@ -14,9 +14,9 @@ inline std::string complaint(const std::string& text, bool whole, double low, do
     return format("'%s' is not a %s from %.10g to %.10g", text.c_str(), whole ? "whole number" : "number", low, high);
 }
 
-// The command line as a Config. --help prints and exits; anything wrong is one line that names it, and status 2.
-inline Config parse_options(int argc, char** argv) {
-    Config c;
+// The command line as a Config, with what it does not say as in `c`. --help prints and exits; anything wrong is one line that
+// names it, and status 2.
+inline Config parse_options(int argc, char** argv, Config c = {}) {
     CLI::App app("fewbits: trains a small GPT from scratch in FP32, BF16, FP16 or FP8");
     app.set_help_flag("--help,-h", "print this and stop");
     app.option_defaults()->always_capture_default();
@@ -47,6 +47,7 @@ inline Config parse_options(int argc, char** argv) {
     if (c.min_lr < 0 && c.min_lr != -1) refuse("--min-lr %g is negative; expected -1, or 0 and above", c.min_lr);
     if (c.min_lr > c.lr) refuse("--min-lr %g is above --lr %g", c.min_lr, c.lr);
     if (c.compare && c.reference) refuse("--compare and --reference: expected one of them, not both");
+    if (!c.resume.empty() && c.compare) refuse("--resume and --compare: expected one of them; --resume goes on with a single run");
     if (c.out.empty()) refuse("--out is empty; expected the name of a folder");
     if ((int64_t)c.batch * c.heads * c.context > INT32_MAX) // attention has a row for each, and rows are counted in int
         refuse("--batch %d x --heads %d x --context %d is above %d: take more --accumulate, and a smaller --batch", c.batch, c.heads,

@@ -35,6 +35,10 @@ struct Config {
     double tolerance = 0;
     int64_t seed = 1;
 
+    int save_every = 0, keep = 2;
+    std::string resume;
+    bool saves = true; // no option: false for twins
+
     int eval_every = 250, eval_batches = 10;
     std::string out = "out";
     std::string sample;
@@ -85,6 +89,9 @@ void each_option(Config& c, F option) {
     option("--reference", c.reference, "train FP32 twins too, write OUT/claims.json, and fail if a claim does");
     option("--tolerance", c.tolerance, "of the claim that losses match FP32's, relative; 0: 0.01 in fp8, 0.0025 in the others", 0, 1);
     option("--seed", c.seed, "of the initial weights, the batches and the sample", 0, (int64_t)UINT32_MAX);
+    option("--save-every", c.save_every, "steps between checkpoints OUT/step_N; 0: only when a signal stops the run", 0, most);
+    option("--keep", c.keep, "checkpoints that are kept: the newest", 1, most);
+    option("--resume", c.resume, "a folder that --out named: go on from its newest checkpoint, with its run's options but for those given now");
     option("--eval-every", c.eval_every, "steps between evaluations; 0: never", 0, most);
     option("--eval-batches", c.eval_batches, "batches of an evaluation; 0: never", 0, most);
     option("--out", c.out, "folder for log.jsonl, loss.png and config.json");

@@ -8,8 +8,10 @@
 // Tests    tests/test_train_gpt.cu
 #include <filesystem>
 #include <fstream>
+#include <csignal>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
+#include "checkpoint.h"
 #include "command_line.h"
 #include "report.h"
 #include "training.cuh"
@@ -95,6 +97,47 @@ inline void check_memory(const Shape& s, const Config& c) {
     }
 }
 
+// SIGINT and SIGTERM end the run after its step, with a checkpoint; a second one ends the program.
+volatile std::sig_atomic_t asked_to_stop = 0;
+struct Stopped {}; // thrown then: no twin and no other recipe is trained
+inline void stop_on_signals() {
+    struct sigaction action = {};
+    action.sa_handler = [](int) { asked_to_stop = 1; };
+    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+}
+
+// The options as JSON, and back.
+inline Json json_of(Config c) {
+    Json j;
+    c.resume.clear(); // of this call, not of the run
+    each_option(c, [&](const char* name, auto& field, const char*, auto...) { j[name + 2] = field; });
+    return j;
+}
+inline Config config_of(const Json& j, const std::string& path) {
+    Config c;
+    each_option(c, [&](const char* name, auto& field, const char*, auto...) {
+        if (!j.contains(name + 2)) return; // an option that came later
+        try {
+            field = j.at(name + 2).get<std::decay_t<decltype(field)>>();
+        } catch (const Json::exception& e) {
+            refuse("%s: options: %s: %s", path.c_str(), name, e.what());
+        }
+    });
+    return c;
+}
+
+// One of a run's files of lines: `was` bytes of it belong to the run so far.
+inline std::ofstream open_lines(const std::filesystem::path& path, std::uintmax_t was) {
+    std::error_code error;
+    const std::uintmax_t is = was ? std::filesystem::file_size(path, error) : 0;
+    if (was && (error || is < was)) refuse("%s has %zu bytes; expected the %zu that it had at the checkpoint, or more", path.c_str(), error ? (size_t)0 : (size_t)is, (size_t)was);
+    if (was) std::filesystem::resize_file(path, was, error);
+    std::ofstream file(path, was ? std::ios::app : std::ios::trunc);
+    if (!file || error) refuse("cannot write %s: %s", path.c_str(), strerror(errno));
+    return file;
+}
+
 // Trains with one recipe, on all batches but those `without`, and returns the log: what is also in OUT/log.jsonl, a line per step
 // and per evaluation.
 template <class T>
@@ -102,38 +145,61 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     std::filesystem::path out(c.out);
     std::error_code error;
     std::filesystem::create_directories(out, error);
-    std::ofstream log_file(out / "log.jsonl");
-    if (!log_file) refuse("--out %s: cannot write %s: %s", c.out.c_str(), (out / "log.jsonl").c_str(), strerror(errno));
-    Config options = c;
-    Json config;
-    each_option(options, [&](const char* name, auto& field, const char*, auto...) { config[name + 2] = field; });
-    const std::string options_text = config.dump(2, ' ', false, Json::error_handler_t::replace); // a path may hold any bytes, JSON not
-    if (!(std::ofstream(out / "config.json") << options_text << std::endl))
+    const bool resumes = !c.resume.empty();
+    if (!resumes && !checkpoints_in(out).empty())
+        refuse("--out %s holds step_%d of an earlier run: go on with it (--resume %s), or name another folder", c.out.c_str(), checkpoints_in(out).back(), c.out.c_str());
+
+    GPT<T> gpt(shape, recipe, c.batch, c.context, c.ema > 0);
+    gpt.initialise((uint32_t)c.seed);
+    gpt.rules = rules_of(c);
+    if (!resumes) print_prediction(gpt, c);
+    if (c.masters != "all") gpt.drop_masters(c.rounding == "stochastic", (uint32_t)c.seed);
+    const std::vector<std::string> looked_at = gpt.tensor_names();
+    std::vector<std::string> names(looked_at.begin(), looked_at.begin() + gpt.policy.tensors.size()); // of all that is decided on
+    for (const Parameter& p : gpt.parameters) names.push_back(p.name);
+    const std::string header = header_of(gpt.rules, gpt.policy, names).dump();
+
+    // What the run knows beside the model; all of it is in a checkpoint.
+    LossScale scale = loss_scale_of(c, recipe);
+    Progress at;
+    double spent = 0, deciding = 0, replaying = 0, elapsed = 0; // seconds in steps; of these, in decisions and their logs, in replays; in all
+    std::string first_bad;
+    std::uintmax_t sizes[3] = {}; // of log.jsonl, decisions.jsonl, shadow.jsonl
+    auto each_field = [&](auto f) {
+        f("applied", at.applied), f("batches", at.batches), f("skipped", at.skipped), f("replayed", at.replayed);
+        f("loss_scale", scale.value), f("good_steps", scale.good_steps), f("first_bad", first_bad);
+        f("log_bytes", sizes[0]), f("decisions_bytes", sizes[1]), f("shadow_bytes", sizes[2]);
+        f("seconds", spent), f("decision_seconds", deciding), f("replay_seconds", replaying), f("elapsed", elapsed);
+        f("look_seconds", gpt.looks.seconds), f("look_bytes", gpt.looks.bytes_read);
+    };
+    if (resumes) {
+        const std::filesystem::path from = newest_checkpoint(out);
+        const Json progress = load_checkpoint(from, gpt);
+        try {
+            each_field([&](const char* name, auto& field) { field = progress.at(name).template get<std::decay_t<decltype(field)>>(); });
+        } catch (const Json::exception& e) {
+            refuse("%s: progress: %s", (from / "state.safetensors").c_str(), e.what());
+        }
+        printf("going on from %s\n", from.c_str());
+    }
+
+    std::ofstream log_file = open_lines(out / "log.jsonl", sizes[0]), decisions = open_lines(out / "decisions.jsonl", sizes[1]), shadows = open_lines(out / "shadow.jsonl", sizes[2]);
+    const Json options = json_of(c);
+    if (!(std::ofstream(out / "config.json") << options.dump(2, ' ', false, Json::error_handler_t::replace) << std::endl)) // a path may hold any bytes, JSON not
         throw Error(1, format("cannot write %s: is the disk full?", (out / "config.json").c_str()));
+    if (!resumes) decisions << header << std::endl;
 
     Json log = Json::array();
+    if (resumes)
+        each_line(out / "log.jsonl", [&](const Json& line) { log.push_back(line); });
     auto write = [&](const Json& line) {
         log.push_back(line);
         log_file << line.dump() << std::endl;
         if (!log_file) throw Error(1, format("cannot write %s: is the disk full?", (out / "log.jsonl").c_str()));
     };
-
-    GPT<T> gpt(shape, recipe, c.batch, c.context, c.ema > 0);
-    gpt.initialise((uint32_t)c.seed);
-    gpt.rules = rules_of(c);
-    print_prediction(gpt, c);
-    if (c.masters != "all") gpt.drop_masters(c.rounding == "stochastic", (uint32_t)c.seed);
-    const std::vector<std::string> looked_at = gpt.tensor_names();
-    std::vector<std::string> names(looked_at.begin(), looked_at.begin() + gpt.policy.tensors.size()); // of all that is decided on
-    for (const Parameter& p : gpt.parameters) names.push_back(p.name);
-    std::ofstream decisions(out / "decisions.jsonl"), shadows(out / "shadow.jsonl");
-    decisions << header_of(gpt.rules, gpt.policy, names).dump() << std::endl;
-    LossScale scale = loss_scale_of(c, recipe);
-    Progress at;
     const bool terminal = isatty(1);
-    const double begin = seconds_now();
-    double shown = begin, spent = 0, deciding = 0, replaying = 0; // seconds in steps; of these, in decisions and their logs, in replays
-    std::string first_bad;
+    const double begin = seconds_now() - elapsed;
+    double shown = seconds_now();
 
     auto validate = [&] {
         if (!c.eval_every || !c.eval_batches) return;
@@ -156,7 +222,19 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         write_report(out);
     };
 
-    validate();
+    auto save = [&] {
+        const std::pair<std::ofstream*, const char*> files[] = {{&log_file, "log.jsonl"}, {&decisions, "decisions.jsonl"}, {&shadows, "shadow.jsonl"}};
+        for (int i = 0; i < 3; i++) {
+            if (!files[i].first->flush()) throw Error(1, format("cannot write %s: is the disk full?", (out / files[i].second).c_str()));
+            sizes[i] = std::filesystem::file_size(out / files[i].second);
+        }
+        elapsed = seconds_now() - begin;
+        Json progress;
+        each_field([&](const char* name, auto& field) { progress[name] = field; });
+        save_checkpoint(out, at.applied, gpt, progress, options, c.keep);
+    };
+
+    if (!resumes) validate();
     while (at.applied < c.steps) {
         while (std::count(without.begin(), without.end(), at.batches)) at.batches++;
         const double start = seconds_now(), looked = gpt.looks.seconds;
@@ -203,6 +281,15 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
                                   at.applied + 1, first_bad.c_str(), scale.value));
         }
         if (evaluation_due) validate();
+        const bool stopped = asked_to_stop && !r.skipped;
+        if (c.saves && !r.skipped && (stopped || (c.save_every && (at.applied % c.save_every == 0 || at.applied == c.steps)))) save();
+        if (stopped) {
+            finish_logs();
+            printf("\nstopped by a signal after step %d of %d", at.applied, c.steps);
+            if (c.saves) printf("; to go on: ./train_gpt --resume %s", c.out.c_str());
+            printf("\n");
+            throw Stopped();
+        }
     }
     if (terminal) printf("\n");
     if (is_fp8(recipe.input)) {
@@ -257,7 +344,7 @@ inline void train_with_reference(const Config& c, const Shape& shape, const Data
     printf("to be claimed: %s (hash %08x)\n", tolerances.text().c_str(), tolerances.hash());
     const Ending run = ending_of(train_recipe(c, shape, data));
     Config twin = c;
-    twin.recipe = "fp32", twin.masters = "all", twin.tokens = 0, twin.out = (out / "fp32").string();
+    twin.recipe = "fp32", twin.masters = "all", twin.resume.clear(), twin.saves = false, twin.tokens = 0, twin.out = (out / "fp32").string();
     const Ending wide = ending_of(train_recipe(twin, shape, data, run.dropped));
     Ending noise;
     if (c.batch % 2 == 0) { // the same examples in each step, and the same windows in each evaluation
@@ -289,7 +376,14 @@ inline int failed(const std::exception& e, int status) {
 }
 
 int main(int argc, char** argv) try {
-    const Config c = parse_options(argc, argv);
+    Config c = parse_options(argc, argv);
+    if (!c.resume.empty()) { // once more, with that run's options in place of the defaults
+        const std::filesystem::path from = newest_checkpoint(c.resume);
+        Config before = config_of(checkpoint_options(from), (from / "state.safetensors").string());
+        before.out = c.resume;
+        c = parse_options(argc, argv, before);
+        if (c.out != c.resume) refuse("--resume %s and --out %s: a run goes on in its own folder", c.resume.c_str(), c.out.c_str());
+    }
     if (c.formats) return printf("%s", formats_table().c_str()), 0;
     printf("machine: %s\n", describe_machine().c_str());
     if (c.machine) return 0;
@@ -320,6 +414,7 @@ int main(int argc, char** argv) try {
     print_memory(shape, c);
     check_memory(shape, c);
 
+    stop_on_signals();
     if (c.reference) return train_with_reference(c, shape, data), 0;
     if (!c.compare) return train_recipe(c, shape, data), 0;
     std::vector<std::pair<std::string, Json>> runs;
@@ -329,6 +424,8 @@ int main(int argc, char** argv) try {
         runs.push_back({r.name, train_recipe(one, shape, data)});
     }
     draw_losses((std::filesystem::path(c.out) / "compare.png").string(), "Four recipes, the same data in the same order", runs);
+    return 0;
+} catch (const Stopped&) {
     return 0;
 } catch (const Error& e) {
     return failed(e, e.status);

@@ -2,6 +2,7 @@
 // The program is the one that FEWBITS_PROGRAM names, or ./train_gpt. Models are tiny: a run is some milliseconds.
 #include "config.h"
 #include "rng.h"
+#include "safetensors.h"
 #include <doctest/doctest.h>
 #include <filesystem>
 #include <fstream>
@@ -135,7 +136,7 @@ void check_line(const Outcome& o, const Args& parts) {
 // Refused as the user's mistake: status 2, such a line, and nothing written.
 void check_refused(const Args& args, const Args& parts) {
     Folder folder;
-    const bool own_out = std::find(args.begin(), args.end(), "--out") != args.end();
+    const bool own_out = std::any_of(args.begin(), args.end(), [](const std::string& a) { return a == "--out" || a == "--resume"; });
     const Outcome o = run(own_out ? args : Args{"--out", folder / "out"} + args);
     CAPTURE(o.err);
     CHECK(o.status == 2);
@@ -817,6 +818,148 @@ TEST_CASE("--reference trains FP32 twins and says what holds; a claim that fails
     claims = Json::parse(read(strict / "out/claims.json"));
     for (const Json& claim : claims["claims"]) CHECK_MESSAGE(claim["holds"] == (claim["claim"] != "C3"), claim.dump());
     check_refused({"--reference", "--compare"}, {"--compare and --reference"});
+}
+
+// ==== checkpoints ====================================================================================================
+
+namespace {
+
+// The bytes of all tensors of a checkpoint, by name: what else is in it a clock has a say in.
+std::string tensors_of(const std::string& checkpoint) {
+    std::string all;
+    for (const char* name : {"/model.safetensors", "/state.safetensors"}) {
+        const SafeTensors file(checkpoint + name);
+        for (const std::string& tensor : file.names()) all += tensor + std::string((const char*)file.bytes(tensor).first, file.bytes(tensor).second);
+    }
+    return all;
+}
+std::string timeless(const std::string& log) {
+    std::string text;
+    for (const std::string& line : lines_of(read(log))) {
+        Json j = Json::parse(line);
+        for (const char* key : {"tokens_per_second", "seconds", "cost"}) j.erase(key);
+        text += j.dump() + "\n";
+    }
+    return text;
+}
+void check_same(const std::string& a, const std::string& b, const Args& checkpoints) {
+    for (const std::string& step : checkpoints) {
+        CAPTURE(step);
+        CHECK((tensors_of(a + "/" + step) == tensors_of(b + "/" + step)));
+    }
+    CHECK((timeless(a + "/log.jsonl") == timeless(b + "/log.jsonl")));
+    for (const char* name : {"/decisions.jsonl", "/shadow.jsonl"}) CHECK((read(a + name) == read(b + name)));
+    CHECK(read(a + "/config.json").size() > 100);
+}
+// A step after which FP8 would grow a scale, in the middle of a loss scale's interval, of a window, of an epoch.
+const Args SAVED = {"--batch", "2", "--accumulate", "2", "--steps", "29", "--save-every", "1", "--keep", "100", "--ema", "0.75", "--eval-every", "4", "--eval-batches", "1",
+                    "--shadow-every", "3", "--scale-window", "5", "--loss-scale-window", "3", "--tokens", "4"};
+
+} // namespace
+
+TEST_CASE("a run that goes on from any of its checkpoints ends with the same bytes of weights, state and logs") {
+#if defined(ON_CPU)
+    const std::vector<Args> ways = {{"--recipe", "fp8", "--scale-interval", "4"}, {"--recipe", "fp16"}, {"--recipe", "bf16", "--masters", "measured", "--rounding", "stochastic"}, {"--recipe", "fp32"}};
+    const std::vector<int> places = {1, 5, 14, 29};
+#else
+    const std::vector<Args> ways = {{"--recipe", "fp8", "--scale-interval", "4"}}; // what is saved and read is the host's
+    const std::vector<int> places = {14};
+#endif
+    for (const Args& way : ways) {
+        CAPTURE(way[1]);
+        Run whole(SAVED + Args{"--lr", "0.01"} + way);
+        REQUIRE_GOOD(whole);
+        if (way[1] == "fp16") CHECK(contains(timeless(whole / "out/log.jsonl"), "\"skipped\":true"));
+        for (int from : places) {
+            CAPTURE(from);
+            Folder f;
+            fs::copy(whole / "out", f / "out", fs::copy_options::recursive);
+            for (int step = from + 1; step <= 29; step++) fs::remove_all(f / ("out/step_" + std::to_string(step)));
+            const Outcome o = run({"--resume", f / "out"});
+            REQUIRE_MESSAGE(o.status == 0, o.err);
+            CHECK(contains(o.out, "going on from "));
+            check_same(whole / "out", f / "out", {"step_1", "step_" + std::to_string(std::min(from + 1, 29)), "step_29"});
+            CHECK(run({"--replay", f / "out"}).status == 0);
+        }
+    }
+}
+
+// An attempt that has to be replayed, or dropped, is none to save after: the next applied one is, and knows what went before.
+TEST_CASE("a run goes on after replayed and dropped steps as if it had not stopped") {
+    const Args spiky = SAVED + Args{"--recipe", "fp8", "--lr", "0.05", "--warmup", "2", "--scale-margin", "0", "--scale-deadband", "1", "--scale-interval", "1", "--clip", "0"};
+    Run whole(spiky);
+    REQUIRE_GOOD(whole);
+    std::vector<int> after; // applied steps just after one that was taken back
+    for (size_t i = 1; i < whole.steps.size(); i++)
+        if (whole.steps[i - 1]["skipped"] && !whole.steps[i]["skipped"]) after.push_back(whole.steps[i]["step"]);
+    REQUIRE(!after.empty());
+    after.resize(1);
+    for (int from : after) {
+        Folder f;
+        fs::copy(whole / "out", f / "out", fs::copy_options::recursive);
+        for (int step = from + 1; step <= 29; step++) fs::remove_all(f / ("out/step_" + std::to_string(step)));
+        REQUIRE(run({"--resume", f / "out"}).status == 0);
+        check_same(whole / "out", f / "out", {"step_29"});
+    }
+}
+
+TEST_CASE("SIGINT and SIGTERM end the step, save, say how to go on, and are no failure") {
+    for (const char* signal : {"INT", "TERM"}) {
+        Folder f;
+        const std::string text = f.write("text", some_text()), log = f / "out/log.jsonl";
+        const Args args = TINY + QUIET + Args{"--recipe", "bf16", "--data", text, "--steps", "1000000", "--out", f / "out"};
+        std::string command = "OMP_NUM_THREADS=1 " + quoted(getenv("FEWBITS_PROGRAM") ? getenv("FEWBITS_PROGRAM") : "./train_gpt");
+        for (const std::string& a : args) command += " " + quoted(a);
+        command += " >" + quoted(f / "said") + " 2>&1 & p=$!; until [ -s " + quoted(log) + " ]; do sleep 0.01; done; kill -" + signal + " $p; wait $p";
+        CHECK(std::system(command.c_str()) == 0);
+        const std::string said = read(f / "said");
+        CHECK(contains(said, "stopped by a signal after step "));
+        CHECK(contains(said, "to go on: ./train_gpt --resume " + (f / "out")));
+        const int step = Json::parse(lines_of(read(log)).back())["step"];
+        REQUIRE(fs::exists(f / ("out/step_" + std::to_string(step) + "/state.safetensors")));
+        CHECK(fs::exists(f / "out/report.html"));
+
+        const std::string last = std::to_string(step + 3);
+        const Outcome o = run({"--resume", f / "out", "--steps", last, "--save-every", "3", "--keep", "1"}); // what is given now counts
+        REQUIRE_MESSAGE(o.status == 0, o.err);
+        CHECK(fs::exists(f / ("out/step_" + last)));
+        CHECK(!fs::exists(f / ("out/step_" + std::to_string(step)))); // the newest one is kept
+        check_refused(args, {"--out", "holds step_" + last, "--resume"});
+    }
+}
+
+TEST_CASE("what is no checkpoint, or another model's, is refused by name and both values") {
+    Run r(QUIET + Args{"--recipe", "fp8", "--steps", "3", "--save-every", "3"});
+    REQUIRE_GOOD(r);
+    const std::string state = r / "out/step_3/state.safetensors", model = r / "out/step_3/model.safetensors", good = read(state);
+    check_refused({"--resume", r / "nowhere"}, {"--resume", "nowhere", "no checkpoint"});
+    check_refused({"--resume", r / "out", "--out", r / "elsewhere"}, {"--resume", "--out"});
+    check_refused({"--resume", r / "out", "--compare"}, {"--resume and --compare"});
+    check_refused({"--resume", r / "out", "--channels", "32"}, {"model.safetensors", "wte.weight is F32 (256, 16); expected F32 (256, 32)"});
+    check_refused({"--resume", r / "out", "--recipe", "bf16"}, {"state.safetensors", "policy.tensors is I32 (12, ", "expected I32 (0, "});
+    auto with_state = [&](const std::string& from, const std::string& to) {
+        std::string bytes = good;
+        REQUIRE(contains(bytes, from));
+        REQUIRE(from.size() == to.size());
+        bytes.replace(bytes.find(from), from.size(), to);
+        std::ofstream(state, std::ios::binary) << bytes;
+    };
+    with_state("fewbits checkpoint 1", "fewbits checkpoint 2");
+    check_refused({"--resume", r / "out"}, {"state.safetensors", "its format is 'fewbits checkpoint 2'; expected 'fewbits checkpoint 1'"});
+    with_state("\\\"batches\\\":3", "\\\"batches\\\":[");
+    check_refused({"--resume", r / "out"}, {"state.safetensors", "progress"});
+    with_state("m.wte.weight", "m.wtf.weight");
+    check_refused({"--resume", r / "out"}, {"state.safetensors", "m.wte.weight", "is not there"});
+    std::ofstream(state, std::ios::binary) << good.substr(0, good.size() - 1);
+    check_refused({"--resume", r / "out"}, {"state.safetensors"});
+    std::ofstream(state, std::ios::binary) << good;
+    fs::resize_file(r / "out/log.jsonl", 10);
+    check_refused({"--resume", r / "out"}, {"log.jsonl has 10 bytes; expected the "});
+    std::string weights = read(model);
+    const float nan = NAN;
+    weights.replace(weights.size() - 4, 4, (const char*)&nan, 4);
+    std::ofstream(model, std::ios::binary) << weights;
+    check_refused({"--resume", r / "out"}, {"model.safetensors: ln_f.bias[15] is nan; expected a finite number"});
 }
 
 // ==== one source, two machines =======================================================================================
