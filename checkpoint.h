@@ -138,7 +138,9 @@ void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Js
             });
         file.commit();
         fs::rename(part, at);
-    } catch (const fs::filesystem_error& e) {
+    } catch (const std::exception& e) { // a full disk: room is made, and the last good one stays
+        std::error_code ignored;
+        fs::remove_all(part, ignored);
         throw Error(1, e.what());
     }
     if (const int folder = open(out.c_str(), O_RDONLY | O_DIRECTORY); folder >= 0) fsync(folder), close(folder);
@@ -146,12 +148,21 @@ void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Js
     for (size_t i = 0; i + keep < steps.size(); i++) fs::remove_all(checkpoint_at(out, steps[i]));
 }
 
-// A tensor's state that is to take the place of `own`: of the same tensor, and with numbers that the rules can work on.
-inline void check(const TensorState& t, const TensorState& own, const std::string& path) {
-    bool good = t.first == own.first && t.role == own.role && t.format >= FP32 && t.format <= E5M2 && std::abs(t.k) <= K_LIMIT && t.head >= 0 && t.head < MAX_WINDOW;
-    for (uint32_t amax_bits : t.window) good &= amax_bits < 0x7F800000;
-    if (!good) refuse("%s: policy.tensors: format %d (at first %d, role %d), k %d, place %d of its window; expected one of format %d, role %d", path.c_str(), (int)t.format,
-                      (int)t.first, (int)t.role, t.k, t.head, (int)own.first, (int)own.role);
+// States that are to take the place of `own`: of the same tensors and parameters, and with numbers that the rules can work on.
+inline void check(const PolicyState& state, const PolicyState& own, const std::string& path) {
+    auto counts = [](std::initializer_list<int> all) { return std::all_of(all.begin(), all.end(), [](int n) { return n >= 0 && n < 1 << 30; }); };
+    for (size_t i = 0; i < own.tensors.size(); i++) {
+        const TensorState &t = state.tensors[i], &o = own.tensors[i];
+        bool good = t.first == o.first && t.role == o.role && (t.format == o.first || t.format == BF16 || t.format == FP32) && t.k >= -K_LIMIT && t.k <= K_LIMIT && t.head >= 0 && t.head < MAX_WINDOW &&
+            t.seen <= MAX_WINDOW && t.steps <= MAX_WINDOW && counts({t.seen, t.steps, t.flushing, t.spikes, t.low_snr, t.good_narrower, t.bad_narrower, t.clean_windows, t.promotions});
+        for (uint32_t amax_bits : t.window) good &= amax_bits < 0x7F800000;
+        if (!good) refuse("%s: policy.tensors[%zu]: format %d, k %d, place %d of its window, step %d; expected the state of a tensor that was %s", path.c_str(), i, (int)t.format, t.k, t.head, t.steps, name_of(o.first));
+    }
+    for (size_t i = 0; i < own.parameters.size(); i++) {
+        const StorageState &p = state.parameters[i], &o = own.parameters[i];
+        if (p.format != o.format || p.master < 0 || p.master > 1 || !counts({p.steps, p.losing, p.below}) || p.steps > MAX_WINDOW)
+            refuse("%s: policy.parameters[%zu]: format %d, master %d, step %d; expected format %d, master 0 or 1", path.c_str(), i, p.format, p.master, p.steps, o.format);
+    }
 }
 
 // What a checkpoint's state says beside its tensors.
@@ -178,7 +189,7 @@ Json load_checkpoint(const std::filesystem::path& at, GPT<T>& gpt) {
     const SafeTensors state(path);
     Json progress = checkpoint_json(state, path, "progress");
     PolicyState& policy = gpt.policy;
-    const std::vector<TensorState> own = policy.tensors;
+    const PolicyState own = policy;
     each_table(policy, [&](const char* name, void* data, size_t rows, size_t cols) {
         memcpy(data, expected(state, path, name, Dtype::I32, {rows, cols}), rows * cols * 4);
     });
@@ -187,7 +198,7 @@ Json load_checkpoint(const std::filesystem::path& at, GPT<T>& gpt) {
     } catch (const Json::exception& e) {
         refuse("%s: progress: %s", path.c_str(), e.what());
     }
-    for (size_t i = 0; i < own.size(); i++) check(policy.tensors[i], own[i], path);
+    check(policy, own, path);
     for (size_t i = 0; i < gpt.parameters.size(); i++) {
         Parameter& p = gpt.parameters[i];
         p.has_master = policy.parameters[i].master;

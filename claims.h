@@ -39,7 +39,7 @@ inline Ending ending_of(const Json& log) {
     Ending e;
     std::vector<double> losses;
     for (const Json& line : log) {
-        if (line.contains("val_loss")) e.metric = line["val_loss"];
+        if (line.contains("val_loss")) e.metric = number_of(line["val_loss"]);
         else if (line.contains("cost")) e.cost = line["cost"];
         else if (line.contains("dropped_batch")) e.dropped.push_back(line["dropped_batch"]);
         else if (line.contains("loss") && !line["skipped"]) losses.push_back(line["loss"]);

@@ -14,7 +14,7 @@ struct Config {
     std::string recipe = "bf16";
     bool compare = false;
 
-    std::string data, val_data;
+    std::string data, val_data, tokenizer;
     int vocab = 0;
 
     int layers = 2, heads = 4, channels = 64, context = 160;
@@ -56,6 +56,7 @@ void each_option(Config& c, F option) {
     option("--compare", c.compare, "train with all four recipes on the same data, and draw their losses in one picture");
     option("--data", c.data, "a text file (read as bytes), an llm.c .bin shard, or a nanoGPT .bin with --vocab; default: built-in stories");
     option("--val-data", c.val_data, "validation data of the same kind; default: the last 10 % of --data");
+    option("--tokenizer", c.tokenizer, "a tokenizer.json, a folder with one or with vocab.json and merges.txt: GPT-2's BPE, which reads --data text; empty: as bytes");
     option("--vocab", c.vocab, "tokens in the vocabulary; 0: what the data says", 0, most);
     option("--layers", c.layers, "transformer blocks", 1, 1000);
     option("--heads", c.heads, "attention heads", 1, 1 << 12);

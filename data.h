@@ -18,6 +18,7 @@
 #include "data/stories.h"
 #include <cerrno>
 #include <fcntl.h>
+#include <functional>
 #include <memory>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -56,7 +57,9 @@ class Tokens {
 struct Data {
     Tokens train, validation;
     int vocab = 0;
-    bool bytes = false;              // whether a token is a byte of text
+    bool bytes = false;                                         // whether a token is a byte of text
+    std::function<std::vector<int>(const std::string&)> encode; // of text: its bytes, or a tokenizer's; null: there is none
+    std::function<std::string(const std::vector<int>&)> decode;
     std::vector<Question> questions; // of the embedded stories only
     std::string description;         // one line for the log
 };
@@ -155,6 +158,15 @@ inline Tokens tokens_of(const MappedFile& file, TokenFile kind, int vocab) {
     return tokens;
 }
 
+inline void describe(Data& data, const std::string& source) {
+    data.description = format("%s: %zu training and %zu validation tokens, vocabulary %d", source.c_str(), data.train.count(), data.validation.count(), data.vocab);
+}
+// The last tenth is for validation.
+inline void split(Data& data, const Tokens& tokens) {
+    const size_t cut = tokens.count() * 9 / 10;
+    data.train = tokens.slice(0, cut), data.validation = tokens.slice(cut, tokens.count());
+}
+
 // The training and the validation split.
 //   path      ""  the embedded stories, with their questions
 //   val_path  ""  the last tenth of `path`; else a file of the same kind
@@ -183,8 +195,7 @@ inline Data load_data(const std::string& path, const std::string& val_path, int 
         Tokens tokens = tokens_of(file, kind, data.vocab);
         source = path + " (" + name_of(kind) + ")";
         if (val_path.empty()) {
-            size_t cut = tokens.count() * 9 / 10;
-            data.train = tokens.slice(0, cut), data.validation = tokens.slice(cut, tokens.count());
+            split(data, tokens);
         } else {
             MappedFile val_file = map_file(val_path);
             TokenFile val_kind = kind_of(val_file);
@@ -195,8 +206,15 @@ inline Data load_data(const std::string& path, const std::string& val_path, int 
             source += " and " + val_path;
         }
     }
-    data.description = format("%s: %zu training and %zu validation tokens, vocabulary %d", source.c_str(),
-                              data.train.count(), data.validation.count(), data.vocab);
+    if (data.bytes) {
+        data.encode = [](const std::string& text) {
+            std::vector<int> tokens;
+            for (char c : text) tokens.push_back((unsigned char)c);
+            return tokens;
+        };
+        data.decode = [](const std::vector<int>& tokens) { return std::string(tokens.begin(), tokens.end()); };
+    }
+    describe(data, source);
     return data;
 }
 

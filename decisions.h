@@ -15,6 +15,7 @@
 #include "shadow.cuh"
 
 using Json = nlohmann::ordered_json;
+inline double number_of(const Json& j) { return j.is_null() ? NAN : j.get<double>(); } // JSON has no NaN: null stands for it
 
 // f(name, field) for every rule: as numbers.
 template <class F>

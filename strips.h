@@ -164,7 +164,6 @@ void each_line(const std::filesystem::path& path, F visit, int most = INT_MAX, c
     if (file.bad()) refuse("cannot read %s", path.c_str()); // a folder
     if (most == 1 && number == 0) refuse("%s:1: expected JSON, found nothing", path.c_str());
 }
-inline double number_of(const Json& j) { return j.is_null() ? NAN : j.get<double>(); } // JSON has no NaN: null stands for it
 
 inline void read_log(Run& run, const std::filesystem::path& path, Series& losses, Series* evaluations) {
     each_line(path, [&](const Json& line) {

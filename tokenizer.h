@@ -196,3 +196,40 @@ inline Tokenizer load_tokenizer(const std::string& path) {
     const MappedFile file = map_file(path);
     return file.size >= 4 && file.word(0) == TOKENIZER_MAGIC ? tokenizer_of_bin(file) : tokenizer_of_json(path, text(file));
 }
+
+// ==== data through a tokenizer =======================================================================================
+
+// The text of a file as 16-bit tokens.
+inline Tokens tokenised(const std::string& path, const Tokenizer& t) {
+    const MappedFile file = map_file(path);
+    if (kind_of(file) != TokenFile::text) refuse("%s: is %s; expected text, as a tokenizer reads it", path.c_str(), name_of(kind_of(file)));
+    const std::vector<int> ids = t.encode_documents(std::string((const char*)file.bytes.get(), file.size));
+    auto owner = std::make_shared<const std::vector<uint16_t>>(ids.begin(), ids.end());
+    return Tokens({owner, (const uint8_t*)owner->data()}, ids.size(), 2); // little-endian, as in files
+}
+
+// load_data, with text read by the tokenizer of a folder or file; of files that are tokens already it only writes the samples.
+inline Data load_data(const std::string& path, const std::string& val_path, int vocab, const std::string& tokenizer) {
+    if (tokenizer.empty()) return load_data(path, val_path, vocab);
+    if (path.empty()) refuse("--tokenizer %s needs --data: the embedded stories are read as bytes", tokenizer.c_str());
+    const auto t = std::make_shared<const Tokenizer>(load_tokenizer(tokenizer));
+    Data data;
+    if (kind_of(map_file(path)) == TokenFile::text) {
+        if (!t->can_encode()) refuse("--tokenizer %s only decodes: it has no merges, with which text becomes tokens", tokenizer.c_str());
+        data.vocab = vocab ? vocab : t->size();
+        if (t->size() > data.vocab || data.vocab > 65536) refuse("--tokenizer %s has %d tokens, the vocabulary %d: expected no more than that, and 65536 at most", tokenizer.c_str(), t->size(), data.vocab);
+        if (val_path.empty()) split(data, tokenised(path, *t));
+        else data.train = tokenised(path, *t), data.validation = tokenised(val_path, *t);
+        describe(data, path + (val_path.empty() ? "" : " and " + val_path) + " (text by " + tokenizer + ")");
+    } else {
+        data = load_data(path, val_path, vocab);
+        if (t->size() > data.vocab) refuse("--tokenizer %s has %d tokens, %s a vocabulary of %d", tokenizer.c_str(), t->size(), path.c_str(), data.vocab);
+    }
+    if (t->can_encode()) data.encode = [t](const std::string& text) { return t->encode(text); };
+    data.decode = [t](const std::vector<int>& tokens) {
+        std::vector<int> known; // a vocabulary may be padded
+        std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(known), [&](int id) { return id < t->size(); });
+        return t->decode(known);
+    };
+    return data;
+}

@@ -14,18 +14,18 @@
 #include "checkpoint.h"
 #include "command_line.h"
 #include "report.h"
+#include "tokenizer.h"
 #include "training.cuh"
 
 // ==== what a person sees =============================================================================================
 
-// Bytes as a terminal may show them; tokens of another vocabulary as numbers.
-inline std::string printable(const std::vector<int>& tokens, bool bytes) {
+// Text as a terminal may show it, where tokens are text; others as numbers. UTF-8 is left as it is.
+inline std::string printable(const std::vector<int>& tokens, const Data& data) {
     std::string text;
-    for (int t : tokens) {
-        if (!bytes) text += std::to_string(t) + " ";
-        else if (t == '\n' || t == '\t' || (t >= 32 && t != 127)) text += (char)t;
-        else text += format("\\x%02X", t);
-    }
+    if (!data.decode)
+        for (int t : tokens) text += std::to_string(t) + " ";
+    else
+        for (unsigned char c : data.decode(tokens)) text += c == '\n' || c == '\t' || (c >= 32 && c != 127) ? std::string(1, (char)c) : format("\\x%02X", c);
     return text;
 }
 
@@ -64,8 +64,8 @@ inline void draw_losses(const std::string& path, const std::string& title, const
     for (auto& [name, log] : runs) {
         Series raw, smooth, validation;
         for (const Json& line : log) {
-            if (line.contains("val_loss")) validation.x.push_back(line["step"]), validation.y.push_back(line["val_loss"]);
-            else if (line.contains("loss") && !line["skipped"]) raw.x.push_back(line["step"]), raw.y.push_back(line["loss"]);
+            if (line.contains("val_loss")) validation.x.push_back(line["step"]), validation.y.push_back(number_of(line["val_loss"]));
+            else if (line.contains("loss") && !line["skipped"]) raw.x.push_back(line["step"]), raw.y.push_back(number_of(line["loss"]));
         }
         smooth = raw;
         smooth.y = moving_average(raw.y, std::max(1, (int)raw.y.size() / 50));
@@ -102,8 +102,11 @@ volatile std::sig_atomic_t asked_to_stop = 0;
 struct Stopped {}; // thrown then: no twin and no other recipe is trained
 inline void stop_on_signals() {
     struct sigaction action = {};
-    action.sa_handler = [](int) { asked_to_stop = 1; };
-    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    action.sa_handler = [](int) {
+        if (asked_to_stop) _exit(130);
+        asked_to_stop = 1;
+    };
+    action.sa_flags = SA_RESTART;
     for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
 }
 
@@ -116,10 +119,17 @@ inline Json json_of(Config c) {
 }
 inline Config config_of(const Json& j, const std::string& path) {
     Config c;
-    each_option(c, [&](const char* name, auto& field, const char*, auto...) {
+    each_option(c, [&](const char* name, auto& field, const char*, auto... bounds) {
         if (!j.contains(name + 2)) return; // an option that came later
         try {
-            field = j.at(name + 2).get<std::decay_t<decltype(field)>>();
+            const Json& value = j.at(name + 2);
+            if constexpr (sizeof...(bounds) == 2) {
+                const std::pair<double, double> range(bounds...);
+                const double x = value.get<double>();
+                if (!(x >= range.first && x <= range.second) || (std::is_integral_v<std::decay_t<decltype(field)>> && !value.is_number_integer()))
+                    refuse("%s: options: %s is %s; expected %.10g to %.10g", path.c_str(), name, value.dump().c_str(), range.first, range.second);
+            }
+            field = value.get<std::decay_t<decltype(field)>>();
         } catch (const Json::exception& e) {
             refuse("%s: options: %s: %s", path.c_str(), name, e.what());
         }
@@ -127,14 +137,23 @@ inline Config config_of(const Json& j, const std::string& path) {
     return c;
 }
 
+// What a run that goes on may have otherwise than before: how long, how it is watched, and where its data lie now.
+inline void check_same_run(Config before, Config now) {
+    static const std::string may_differ[] = {"--steps", "--save-every", "--keep", "--eval-every", "--eval-batches", "--sample", "--tokens", "--temperature", "--data", "--val-data", "--tokenizer", "--resume"};
+    const Json was = json_of(before), is = json_of(now);
+    each_option(now, [&](const char* name, auto&, const char*, auto...) {
+        if (std::find(std::begin(may_differ), std::end(may_differ), name) == std::end(may_differ) && was.value(name + 2, Json()) != is.value(name + 2, Json()))
+            refuse("--resume %s: %s is %s, that run's is %s; a run that goes on keeps it", now.resume.c_str(), name, is[name + 2].dump().c_str(), was[name + 2].dump().c_str());
+    });
+}
+
 // One of a run's files of lines: `was` bytes of it belong to the run so far.
 inline std::ofstream open_lines(const std::filesystem::path& path, std::uintmax_t was) {
     std::error_code error;
     const std::uintmax_t is = was ? std::filesystem::file_size(path, error) : 0;
     if (was && (error || is < was)) refuse("%s has %zu bytes; expected the %zu that it had at the checkpoint, or more", path.c_str(), error ? (size_t)0 : (size_t)is, (size_t)was);
-    if (was) std::filesystem::resize_file(path, was, error);
     std::ofstream file(path, was ? std::ios::app : std::ios::trunc);
-    if (!file || error) refuse("cannot write %s: %s", path.c_str(), strerror(errno));
+    if (!file) refuse("--out %s: cannot write %s: %s", path.parent_path().c_str(), path.c_str(), strerror(errno));
     return file;
 }
 
@@ -180,10 +199,18 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         } catch (const Json::exception& e) {
             refuse("%s: progress: %s", (from / "state.safetensors").c_str(), e.what());
         }
+        const PolicyState& p = gpt.policy;
+        if (from != checkpoint_at(out, at.applied) || p.applied != at.applied || p.drops || p.retrying || at.batches < (uint64_t)at.applied || at.skipped < 0 || at.replayed < 0 ||
+            !(scale.value > 0) || !std::isnormal(scale.value) || scale.good_steps < 0 || (scale.interval && scale.good_steps >= scale.interval) || !sizes[0] || !sizes[1])
+            refuse("%s: progress: %s; expected a run's after the step that names the folder", (from / "state.safetensors").c_str(), progress.dump().c_str());
         printf("going on from %s\n", from.c_str());
     }
 
-    std::ofstream log_file = open_lines(out / "log.jsonl", sizes[0]), decisions = open_lines(out / "decisions.jsonl", sizes[1]), shadows = open_lines(out / "shadow.jsonl", sizes[2]);
+    const char* const names_of_files[] = {"log.jsonl", "decisions.jsonl", "shadow.jsonl"};
+    std::ofstream files[3]; // all are there before any is cut back
+    for (int i = 0; i < 3; i++) files[i] = open_lines(out / names_of_files[i], sizes[i]);
+    for (int i = 0; resumes && i < 3; i++) std::filesystem::resize_file(out / names_of_files[i], sizes[i]);
+    std::ofstream &log_file = files[0], &decisions = files[1], &shadows = files[2];
     const Json options = json_of(c);
     if (!(std::ofstream(out / "config.json") << options.dump(2, ' ', false, Json::error_handler_t::replace) << std::endl)) // a path may hold any bytes, JSON not
         throw Error(1, format("cannot write %s: is the disk full?", (out / "config.json").c_str()));
@@ -223,10 +250,11 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     };
 
     auto save = [&] {
-        const std::pair<std::ofstream*, const char*> files[] = {{&log_file, "log.jsonl"}, {&decisions, "decisions.jsonl"}, {&shadows, "shadow.jsonl"}};
         for (int i = 0; i < 3; i++) {
-            if (!files[i].first->flush()) throw Error(1, format("cannot write %s: is the disk full?", (out / files[i].second).c_str()));
-            sizes[i] = std::filesystem::file_size(out / files[i].second);
+            const std::filesystem::path path = out / names_of_files[i];
+            if (!files[i].flush()) throw Error(1, format("cannot write %s: is the disk full?", path.c_str()));
+            if (const int file = open(path.c_str(), O_RDONLY); file >= 0) fsync(file), close(file); // a checkpoint counts on them
+            sizes[i] = std::filesystem::file_size(path);
         }
         elapsed = seconds_now() - begin;
         Json progress;
@@ -318,11 +346,8 @@ Json train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         printf("answer accuracy: %.1f %% of %zu held-out questions\n", 100 * accuracy, questions);
     }
     if (c.tokens > 0) {
-        const bool bytes = data.bytes;
-        const std::string prompt = c.sample.empty() ? "\n" : c.sample;
-        std::vector<int> text(bytes ? prompt.size() : 1, 0);
-        if (bytes) std::transform(prompt.begin(), prompt.end(), text.begin(), [](char ch) { return (int)(unsigned char)ch; });
-        printf("\n%s%s\n", c.sample.c_str(), printable(generate(gpt, text, c.tokens, c.temperature, c), bytes).c_str());
+        const std::vector<int> text = data.encode ? data.encode(c.sample.empty() ? "\n" : c.sample) : std::vector<int>{0};
+        printf("\n%s%s\n", c.sample.c_str(), printable(generate(gpt, text, c.tokens, c.temperature, c), data).c_str());
     }
     if (at.applied) draw_losses((out / "loss.png").string(), format("%s on %s", recipe.name, data.description.c_str()), {{recipe.name, log}});
     finish_logs();
@@ -382,7 +407,7 @@ int main(int argc, char** argv) try {
         Config before = config_of(checkpoint_options(from), (from / "state.safetensors").string());
         before.out = c.resume;
         c = parse_options(argc, argv, before);
-        if (c.out != c.resume) refuse("--resume %s and --out %s: a run goes on in its own folder", c.resume.c_str(), c.out.c_str());
+        check_same_run(before, c);
     }
     if (c.formats) return printf("%s", formats_table().c_str()), 0;
     printf("machine: %s\n", describe_machine().c_str());
@@ -399,13 +424,13 @@ int main(int argc, char** argv) try {
         return printf("%s holds report.html and heat.png\n", c.report.c_str()), 0;
     }
 
-    const Data data = load_data(c.data, c.val_data, c.vocab);
+    const Data data = load_data(c.data, c.val_data, c.vocab, c.tokenizer);
     check_context(data, c.context);
     loss_scale_of(c, recipe_named(c.recipe)), rules_of(c); // refuse a bad one before anything is written
-    if (!c.sample.empty() && !data.bytes)
-        refuse("--sample %s: only a model of bytes can continue text, and these data are %d kinds of tokens", c.sample.c_str(), data.vocab);
+    if (!c.sample.empty() && !data.encode)
+        refuse("--sample %s: these data are %d kinds of tokens, and without --tokenizer no text can be made of them", c.sample.c_str(), data.vocab);
     for (unsigned char ch : c.sample)
-        if (ch >= data.vocab) refuse("--sample holds byte %d, outside the vocabulary of %d", ch, data.vocab);
+        if (data.bytes && ch >= data.vocab) refuse("--sample holds byte %d, outside the vocabulary of %d", ch, data.vocab);
     const Shape shape = {c.layers, c.heads, c.channels, c.context, data.vocab};
     size_t parameters = 0;
     for (const Parameter& p : declare_parameters(shape, recipe_fp32)) parameters += p.size();
@@ -420,7 +445,7 @@ int main(int argc, char** argv) try {
     std::vector<std::pair<std::string, Json>> runs;
     for (const Recipe& r : RECIPES) {
         Config one = c;
-        one.recipe = r.name, one.out = (std::filesystem::path(c.out) / r.name).string();
+        one.recipe = r.name, one.compare = false, one.out = (std::filesystem::path(c.out) / r.name).string();
         runs.push_back({r.name, train_recipe(one, shape, data)});
     }
     draw_losses((std::filesystem::path(c.out) / "compare.png").string(), "Four recipes, the same data in the same order", runs);

@@ -3,6 +3,7 @@
 #include "config.h"
 #include "rng.h"
 #include "safetensors.h"
+#include "tiny_tokenizer.h"
 #include <doctest/doctest.h>
 #include <filesystem>
 #include <fstream>
@@ -690,6 +691,23 @@ TEST_CASE("--sample begins the sample, whatever its bytes, also when it is longe
     }
 }
 
+TEST_CASE("text is read, continued and written through a tokenizer; token files are only written through it") {
+    Folder f;
+    const std::string tokenizer = f.write("tokenizer.json", TINY_TOKENIZER), text = f.write("text", some_text());
+    const Args args = TINY + BRIEF + Args{"--steps", "2", "--sample", "the cat", "--out", f / "out"};
+    const Outcome o = run(args + Args{"--data", text, "--tokenizer", f.path.string()});
+    REQUIRE_MESSAGE(o.status == 0, o.err);
+    CHECK(contains(o.out, "vocabulary 600"));
+    CHECK(contains(o.out, "\n\nthe cat"));
+    CHECK(!contains(o.out, ": 2700 training")); // of 3000 bytes: merges make fewer tokens
+    std::string shard(2 * 400, '\0');           // tokens of 16 bits
+    for (int i = 0; i < 400; i++) shard[2 * i] = (char)(i % 200);
+    CHECK(run(args + Args{"--data", f.write("tokens.bin", shard), "--vocab", "600", "--tokenizer", tokenizer}).status == 0);
+    check_refused(args + Args{"--data", f / "tokens.bin", "--vocab", "300", "--tokenizer", tokenizer}, {"--tokenizer", "600 tokens", "vocabulary of 300"});
+    check_refused(args + Args{"--tokenizer", tokenizer}, {"--tokenizer", "needs --data"});
+    check_refused(args + Args{"--data", text, "--tokenizer", f / "nothing"}, {"nothing"});
+}
+
 TEST_CASE("the built-in stories come with questions: the share that is answered stands last in the log") {
     Folder f;
     const Outcome o = run(TINY + Args{"--batch", "128", "--steps", "1", "--eval-batches", "1", "--tokens", "0", "--recipe", "fp32", "--out", f / "out"});
@@ -893,7 +911,11 @@ TEST_CASE("a run goes on after replayed and dropped steps as if it had not stopp
     for (size_t i = 1; i < whole.steps.size(); i++)
         if (whole.steps[i - 1]["skipped"] && !whole.steps[i]["skipped"]) after.push_back(whole.steps[i]["step"]);
     REQUIRE(!after.empty());
+#if defined(ON_CPU)
+    after.resize(std::min<size_t>(after.size(), 4));
+#else
     after.resize(1);
+#endif
     for (int from : after) {
         Folder f;
         fs::copy(whole / "out", f / "out", fs::copy_options::recursive);
@@ -935,8 +957,9 @@ TEST_CASE("what is no checkpoint, or another model's, is refused by name and bot
     check_refused({"--resume", r / "nowhere"}, {"--resume", "nowhere", "no checkpoint"});
     check_refused({"--resume", r / "out", "--out", r / "elsewhere"}, {"--resume", "--out"});
     check_refused({"--resume", r / "out", "--compare"}, {"--resume and --compare"});
-    check_refused({"--resume", r / "out", "--channels", "32"}, {"model.safetensors", "wte.weight is F32 (256, 16); expected F32 (256, 32)"});
-    check_refused({"--resume", r / "out", "--recipe", "bf16"}, {"state.safetensors", "policy.tensors is I32 (12, ", "expected I32 (0, "});
+    check_refused({"--resume", r / "out", "--channels", "32"}, {"--channels is 32, that run's is 16"});
+    check_refused({"--resume", r / "out", "--recipe", "bf16"}, {"--recipe is \"bf16\", that run's is \"fp8\""});
+    check_refused({"--resume", r / "out", "--tolerance", "1"}, {"--tolerance is 1"}); // chosen after the result
     auto with_state = [&](const std::string& from, const std::string& to) {
         std::string bytes = good;
         REQUIRE(contains(bytes, from));
@@ -950,11 +973,31 @@ TEST_CASE("what is no checkpoint, or another model's, is refused by name and bot
     check_refused({"--resume", r / "out"}, {"state.safetensors", "progress"});
     with_state("m.wte.weight", "m.wtf.weight");
     check_refused({"--resume", r / "out"}, {"state.safetensors", "m.wte.weight", "is not there"});
+    for (auto& [from, to] : std::vector<std::pair<std::string, std::string>>{{"heads\\\":2", "heads\\\":0"}, {"keep\\\":2", "keep\\\":0"}, {"layers\\\":1", "layers\\\":x"}}) {
+        with_state(from, to);
+        check_refused({"--resume", r / "out"}, {"state.safetensors", "options"});
+    }
+    for (auto& [from, to] : std::vector<std::pair<std::string, std::string>>{{"applied\\\":3", "applied\\\":4"}, {"loss_scale\\\":1", "loss_scale\\\":0"}, {"batches\\\":3", "batches\\\":2"}}) {
+        with_state(from, to);
+        check_refused({"--resume", r / "out"}, {"state.safetensors: progress"});
+    }
+    size_t tables = 8; // where the policy's begin
+    for (int i = 0; i < 8; i++) tables += (size_t)(unsigned char)good[i] << 8 * i;
+    const size_t row = sizeof(TensorState), parameters = tables + 12 * row;
+    for (auto [at, value] : std::vector<std::pair<size_t, int>>{{tables, 2}, {tables + 8, 1}, {tables + row + 12, INT_MIN}, {tables + 24, MAX_WINDOW}, {tables + 24, -1}, {parameters + 12, 2}, {parameters + 16, 1000000}}) {
+        CAPTURE(at - tables);
+        std::string bytes = good;
+        memcpy(&bytes[at], &value, 4);
+        std::ofstream(state, std::ios::binary) << bytes;
+        check_refused({"--resume", r / "out"}, {"state.safetensors: policy."});
+    }
     std::ofstream(state, std::ios::binary) << good.substr(0, good.size() - 1);
     check_refused({"--resume", r / "out"}, {"state.safetensors"});
     std::ofstream(state, std::ios::binary) << good;
-    fs::resize_file(r / "out/log.jsonl", 10);
-    check_refused({"--resume", r / "out"}, {"log.jsonl has 10 bytes; expected the "});
+    const std::string log = read(r / "out/log.jsonl");
+    fs::resize_file(r / "out/decisions.jsonl", 10);
+    check_refused({"--resume", r / "out"}, {"decisions.jsonl has 10 bytes; expected the "});
+    CHECK(read(r / "out/log.jsonl") == log); // a refused run cuts nothing back
     std::string weights = read(model);
     const float nan = NAN;
     weights.replace(weights.size() - 4, 4, (const char*)&nan, 4);
