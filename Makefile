@@ -74,6 +74,7 @@ TESTS := $(patsubst tests/%.cu,$(BUILD)/tests/%.o,$(wildcard tests/*.cu))
 ifneq ($(filter sim%,$(MACHINE)),) # what has no kernels is tested on the CPU; the program, on both
 TESTS := $(filter-out $(patsubst %,$(BUILD)/tests/%.o,$(if $(filter sim,$(MACHINE)),$(filter-out test_train_gpt,$(NO_KERNELS)),$(NO_KERNELS))),$(TESTS))
 endif
+DEVICE_TESTS := flash_attention fp8 gpu matmul pack scaling tensorcore tile # with kernels of their own
 SOME_TESTS := $(patsubst %,$(BUILD)/tests/%.o,main test_racecheck test_simulator test_tile test_layernorm test_shadow)
 
 .PHONY: all setup train compare test bench cuda asan sim sim-train racecheck check-long fuzz format clean programs
@@ -132,7 +133,10 @@ cuda: setup
 
 asan: setup
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=asan programs
-	OMP_WAIT_POLICY=passive FEWBITS_PROGRAM=build/asan/train_gpt build/asan/run_tests
+	@export OMP_WAIT_POLICY=passive FEWBITS_PROGRAM=build/asan/train_gpt; \
+	    build/asan/run_tests -sf="*train_gpt.cu" >build/asan-program.log 2>&1 & program=$$!; \
+	    build/asan/run_tests -sfe="*train_gpt.cu"; status=$$?; \
+	    wait $$program || status=1; cat build/asan-program.log; exit $$status
 
 sim: setup
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim programs
@@ -159,7 +163,10 @@ check-long: racecheck
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim-asan build/sim-asan/run_tests
 	build/sim-asan/run_tests
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=sim programs
-	if [ -n "$(NVCC)" ]; then $(MAKE) --no-print-directory MACHINE=cuda ARCHES=86 BUILD=build/cuda-86 build/cuda-86/train_gpt; fi
+	if [ -n "$(NVCC)" ]; then \
+	    $(MAKE) --no-print-directory MACHINE=cuda ARCHES=86 BUILD=build/cuda-86 build/cuda-86/train_gpt && \
+	    $(MAKE) $(JOBS) --no-print-directory MACHINE=cuda ARCHES=90a BUILD=build/cuda-tests build/cuda-tests/bench $(DEVICE_TESTS:%=build/cuda-tests/tests/test_%.o); \
+	fi
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=cpu train_gpt
 	./train_gpt --recipe fp8 --steps 200 --reference --tolerance 1 --out out/report && sh scripts/check_report.sh out/report
 	sh experiments/stress.sh

@@ -191,7 +191,8 @@ Json load_checkpoint(const std::filesystem::path& at, GPT<T>& gpt) {
     PolicyState& policy = gpt.policy;
     const PolicyState own = policy;
     each_table(policy, [&](const char* name, void* data, size_t rows, size_t cols) {
-        memcpy(data, expected(state, path, name, Dtype::I32, {rows, cols}), rows * cols * 4);
+        const uint8_t* bytes = expected(state, path, name, Dtype::I32, {rows, cols});
+        if (rows) memcpy(data, bytes, rows * cols * 4); // an empty table has no address
     });
     try {
         policy.applied = progress.at("policy").at(0), policy.drops = progress.at("policy").at(1), policy.retrying = progress.at("policy").at(2);

@@ -59,8 +59,8 @@ compiles() {
     fi
 }
 
-# train_gpt for the oldest and the newest architecture; for 80, 89 and 90a by check_spills.sh, which also looks at the registers;
-# bench for the newest; and the tests that have device code of their own, to PTX.
+# train_gpt for the oldest and the newest architecture; for 80, 89 and 90a by check_spills.sh, which also looks at the registers.
+# Bench, and tests with device code of their own: make check-long.
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 if [ -n "$nvcc" ]; then
     known=$($nvcc --list-gpu-code)
@@ -68,13 +68,7 @@ if [ -n "$nvcc" ]; then
     for a in 75 120; do
         case "$known" in *sm_$a*) arches="$arches $a" ;; esac
     done
-    newest=${arches##* } tests=
-    for name in flash_attention fp8 gpu matmul pack scaling tensorcore tile; do
-        tests="$tests build/cuda-tests/tests/test_$name.o"
-    done
     compiles "train_gpt for$arches" BUILD=build/cuda-all ARCHES="$arches" build/cuda-all/train_gpt
-    compiles "bench for $newest" BUILD=build/cuda-tests ARCHES="$newest" build/cuda-tests/bench
-    compiles "tests with device code, to PTX" BUILD=build/cuda-tests GENCODE="-gencode arch=compute_$newest,code=compute_$newest" $tests
     if sh scripts/check_spills.sh >build/spills.md; then
         passed=$((passed + 1))
     else
