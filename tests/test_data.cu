@@ -1,31 +1,13 @@
 // test_data.cu -- every kind of token file is written here byte by byte, read back, and spoiled in every way we know.
 #include "data.h"
+#include "temp_dir.h"
 #include <algorithm>
-#include <doctest/doctest.h>
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <type_traits>
 
 namespace {
 
 namespace fs = std::filesystem;
-
-// A directory of our own, gone with the test.
-struct TempDir {
-    fs::path path;
-    TempDir() {
-        std::string pattern = (fs::temp_directory_path() / "fewbits_test_XXXXXX").string();
-        REQUIRE(mkdtemp(&pattern[0]) != nullptr);
-        path = pattern;
-    }
-    ~TempDir() { fs::remove_all(path); }
-    std::string write(const std::string& name, const std::string& bytes) const {
-        std::string file = (path / name).string();
-        std::ofstream(file, std::ios::binary) << bytes;
-        return file;
-    }
-};
 
 std::string little_endian(uint32_t value, int bytes) {
     std::string text;

@@ -1,33 +1,14 @@
 // test_safetensors.cu -- safetensors.h: what is written is read back, as Python's library reads and writes it; a file that breaks
 // a rule is refused, and a writer that fails leaves what was there.
 #include "safetensors.h"
+#include "temp_dir.h"
 #include <csignal>
-#include <doctest/doctest.h>
-#include <filesystem>
-#include <fstream>
 #include <sys/resource.h>
 
 namespace {
 
 namespace fs = std::filesystem;
 using namespace std::string_literals;
-
-// A directory of our own, gone with the test.
-struct TempDir {
-    fs::path path;
-    TempDir() {
-        std::string pattern = (fs::temp_directory_path() / "fewbits_test_XXXXXX").string();
-        REQUIRE(mkdtemp(&pattern[0]) != nullptr);
-        path = pattern;
-    }
-    ~TempDir() { fs::remove_all(path); }
-    std::string at(const std::string& name) const { return (path / name).string(); }
-    std::string write(const std::string& name, const std::string& bytes) const {
-        std::ofstream(at(name), std::ios::binary) << bytes;
-        return at(name);
-    }
-    int files() const { return (int)std::distance(fs::directory_iterator(path), fs::directory_iterator()); }
-};
 
 std::string contents(const std::string& path) {
     std::ifstream file(path, std::ios::binary);

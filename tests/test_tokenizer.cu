@@ -1,30 +1,12 @@
 // test_tokenizer.cu -- bpe.h and tokenizer.h: the ids that Python's tokenizers gives, every byte back again, and spoiled files.
 #include "tokenizer.h"
 #include "tests/tiny_tokenizer.h"
+#include "temp_dir.h"
 #include <chrono>
-#include <doctest/doctest.h>
-#include <filesystem>
-#include <fstream>
 
 namespace {
 
 namespace fs = std::filesystem;
-
-// A directory of our own, gone with the test.
-struct TempDir {
-    fs::path path;
-    TempDir() {
-        std::string pattern = (fs::temp_directory_path() / "fewbits_test_XXXXXX").string();
-        REQUIRE(mkdtemp(&pattern[0]) != nullptr);
-        path = pattern;
-    }
-    ~TempDir() { fs::remove_all(path); }
-    std::string write(const std::string& name, const std::string& bytes) const {
-        std::string file = (path / name).string();
-        std::ofstream(file, std::ios::binary) << bytes;
-        return file;
-    }
-};
 
 Tokenizer tiny() { return tokenizer_of_json("tiny", TINY_TOKENIZER); }
 VocabJson tiny_json() { return VocabJson::parse(TINY_TOKENIZER); }
