@@ -62,7 +62,8 @@ SIMULATED = -O2 -g1 -fsanitize=thread -DFEWBITS_RACECHECK
 LINK += -Wl,--wrap=memcpy,--wrap=memset
 endif
 else ifeq ($(MACHINE),asan)
-COMPILE = $(CXX) -x c++ -std=c++17 -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(WARNINGS) $(OPENMP) $(INCLUDES) -MMD -MP
+ASAN_LEVEL := -O1
+COMPILE = $(CXX) -x c++ -std=c++17 $(ASAN_LEVEL) -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(WARNINGS) $(OPENMP) $(INCLUDES) -MMD -MP
 LINK = $(CXX) $(OPENMP) -fsanitize=address,undefined
 else
 COMPILE = $(CXX) -x c++ -std=c++17 $(OPTIMISE) $(WARNINGS) $(OPENMP) $(INCLUDES) -MMD -MP
@@ -92,6 +93,7 @@ $(BUILD)/%.o: %.cu $(BUILD)/flags
 
 # No kernel runs in these tests: optimising them would only take time.
 $(patsubst %,$(BUILD)/tests/%.o,main $(NO_KERNELS)): OPTIMISE := -O1
+$(patsubst %,$(BUILD)/tests/%.o,main $(filter-out test_plot test_report test_tokenizer,$(NO_KERNELS))): ASAN_LEVEL := -O0
 
 $(BUILD)/train_gpt $(BUILD)/bench: $(BUILD)/%: $(BUILD)/%.o
 	$(LINK) $< $(LIBRARIES) -o $@
