@@ -40,6 +40,13 @@ struct Parameter {
     Tensor<float> weight() const { return {master, rows, cols}; }
 };
 
+// Its master's numbers, on the host.
+inline std::vector<float> master_of(const Parameter& p) {
+    std::vector<float> w(p.size());
+    copy_to_host(w.data(), (const float*)p.master, w.size());
+    return w;
+}
+
 struct AdamW {
     float lr, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, weight_decay = 0;
     float grad_scale = 1;

@@ -88,6 +88,42 @@ void attention_forward(Tensor<T> y, Tensor<T> p, Tensor<float> s, Tensor<T> qkv,
     matmul(h.merged_out(y), h.square(p), h.part(qkv, 2), {length, h.hs, length, h.B, heads}); // y = P v
 }
 
+// y_h = softmax(q k^T / sqrt(hs)) v for the last row's q. One warp per head: its lanes share out the keys, then the channels. On the way p (heads, length) is s.
+template <class T>
+__global__ void attention_of_last_kernel(T* y, float* s, const T* qkv, float scale, int length, int C, int hs) {
+    constexpr int N = WIDE<T>;
+    const int h = blockIdx.x, lane = threadIdx.x;
+    const T *k = qkv + C + h * hs, *v = k + C, *q = qkv + (size_t)(length - 1) * 3 * C + h * hs;
+    float *s_h = s + (size_t)h * length, sum = 0;
+    for (int j = lane; j < length; j += WARP) {
+        float dot = 0;
+        for (int c = 0; c < hs; c++) dot += to_float(q[c]) * to_float(k[(size_t)j * 3 * C + c]);
+        s_h[j] = dot;
+    }
+    const float largest = warp_largest(s_h, length);
+    for (int j = lane; j < length; j += WARP) sum += s_h[j] = exp_fp32(scale * (s_h[j] - largest));
+    const float inverse = 1.0f / warp_sum(sum);
+    __syncwarp(); // each lane has written its e^s before all lanes read all
+    for (int c = lane * N; c < hs; c += WARP * N) {
+        Pack<float, N> total = {};
+        for (int j = 0; j < length; j++) {
+            const Pack<T, N> v_j = load_pack<N>(v + (size_t)j * 3 * C, c, hs);
+            for (int i = 0; i < N; i++) total[i] += s_h[j] * to_float(v_j[i]);
+        }
+        Pack<T, N> y_c;
+        for (int i = 0; i < N; i++) y_c[i] = round_to<T>(total[i] * inverse);
+        store_pack(y + h * hs, c, hs, y_c);
+    }
+}
+
+// y (1, C) = row length - 1 of what attention_forward gives for qkv (length, 3C): of a token that was just read, after all others.
+template <class T>
+void attention_of_last(Tensor<T> y, Tensor<float> s, Tensor<T> qkv, int heads) {
+    const Heads<T> h = split_heads(qkv, qkv.rows, heads);
+    ENSURE(y.rows == 1 && y.cols == h.C && s.size() >= (size_t)heads * qkv.rows, "y is (%d,%d), qkv is (%d,%d), s has %zu elements", y.rows, y.cols, qkv.rows, qkv.cols, s.size());
+    launch(attention_of_last_kernel<T>, heads, WARP, y.data, s.data, (const T*)qkv.data, h.scale(), qkv.rows, h.C, h.hs);
+}
+
 // dqkv (BT, 3C) = d loss/d qkv from dy (BT, C) and forward's p. dp (FP32) and ds, of p's size, are scratch.
 template <class T>
 void attention_backward(Tensor<T> dqkv, Tensor<T> dy, Tensor<T> p, Tensor<T> qkv, Tensor<float> dp, Tensor<T> ds, int length, int heads) {

@@ -10,9 +10,8 @@
 //          out the same on a machine that has no fonts.
 // Tests    tests/test_plot.cu
 #pragma once
+#include "files.h"
 #include "gpu.cuh"
-#include <algorithm>
-#include <cerrno>
 
 #define STB_IMAGE_WRITE_STATIC // each file that includes this one gets an encoder of its own
 #define STB_IMAGE_WRITE_IMPLEMENTATION
@@ -160,21 +159,11 @@ inline void write_text(Canvas& canvas, const std::string& text, Point at, double
 
 // ==== the file =======================================================================================================
 
-// Writes under another name in the same folder and renames it: a reader never meets half a picture. Refuses a path that
-// cannot be written, and leaves nothing there.
 inline void save_png(const std::string& path, const Canvas& canvas) {
     std::string rgb, png;
     for (Colour pixel : canvas.pixels)
         for (int shift : {16, 8, 0}) rgb += (char)(pixel >> shift & 255);
     auto append = [](void* to, void* bytes, int n) { ((std::string*)to)->append((const char*)bytes, n); };
     stbi_write_png_to_func(append, &png, canvas.width, canvas.height, 3, rgb.data(), 3 * canvas.width);
-
-    const std::string part = path + ".part";
-    FILE* file = fopen(part.c_str(), "wb");
-    bool written = file && fwrite(png.data(), 1, png.size(), file) == png.size();
-    if (file && fclose(file) != 0) written = false;
-    if (written && rename(part.c_str(), path.c_str()) == 0) return;
-    const std::string reason = strerror(errno);
-    if (file) remove(part.c_str());
-    throw Error(1, format("cannot write %s: %s", path.c_str(), reason.c_str()));
+    write_whole(path, png);
 }

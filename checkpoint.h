@@ -5,73 +5,78 @@
 //
 // Formats  FP32 and 32-bit integers. The copies that products read, and FP8's exponents, are not kept: they follow from the masters
 // Why      A folder becomes step_N when both files are on the disk and not before, and an older one goes after that: whoever
-//          is killed at any moment leaves the last good one. Logs are cut back to where they were: what a lost step wrote
-//          is written again.
-// Tests    tests/test_train_gpt.cu; scripts/check_kills.sh
+//          is killed at any moment, or loses power, leaves the last good one. Logs are cut back to where they were: what a
+//          lost step wrote is written again.
+// Tests    tests/test_train_gpt.cu; scripts/check_kills.sh, scripts/check_disk_full.sh
 #pragma once
-#include <filesystem>
-#include "gpt.cuh"
-#include "safetensors.h"
+#include "config.h"
+#include "decisions.h"
+#include "tokenizer.h"
+#include "weights.h"
 
-using Json = nlohmann::ordered_json;
 constexpr const char* CHECKPOINT = "fewbits checkpoint 1"; // its format's version
 
-// ==== which ones there are ===========================================================================================
+// What is being written, or removed, has a name that no reader takes for a whole one.
+inline std::filesystem::path part_of(const std::filesystem::path& path) { return path.string() + ".part"; }
 
-inline std::filesystem::path checkpoint_at(const std::filesystem::path& out, int step) { return out / ("step_" + std::to_string(step)); }
-
-// The steps of a folder's checkpoints, in order.
-inline std::vector<int> checkpoints_in(const std::filesystem::path& out) {
-    std::vector<int> steps;
+// What a run that was killed left half written or half removed goes.
+inline void remove_parts(const std::filesystem::path& out) {
+    namespace fs = std::filesystem;
+    std::vector<fs::path> parts;
+    for (const char* name : {"config.json", "claims.json", "report.html", "heat.png", "loss.png", "compare.png"}) parts.push_back(part_of(out / name));
     std::error_code error;
-    for (auto& entry : std::filesystem::directory_iterator(out, error)) {
-        int step, used = 0;
-        const std::string name = entry.path().filename().string();
-        if (sscanf(name.c_str(), "step_%d%n", &step, &used) == 1 && used == (int)name.size() && name == "step_" + std::to_string(step)) steps.push_back(step);
-    }
-    std::sort(steps.begin(), steps.end());
-    return steps;
-}
-inline std::filesystem::path newest_checkpoint(const std::filesystem::path& out) {
-    const std::vector<int> steps = checkpoints_in(out);
-    if (steps.empty()) refuse("--resume %s: there is no checkpoint step_N in it", out.c_str());
-    return checkpoint_at(out, steps.back());
+    for (auto& entry : fs::directory_iterator(out, error))
+        if (int step; sscanf(entry.path().filename().c_str(), "step_%d", &step) == 1 && entry.path() == part_of(checkpoint_at(out, step))) parts.push_back(entry.path());
+    for (const fs::path& path : parts) fs::remove_all(path, error);
 }
 
-// ==== tensors to files and back ======================================================================================
+// ==== the run's options ==============================================================================================
 
-inline bool is_linear_weight(const Parameter& p) { return p.matrix && p.name.rfind("h.", 0) == 0; }
-inline std::vector<float> transposed(const std::vector<float>& x, int rows, int cols) {
-    std::vector<float> y(x.size());
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < cols; c++) y[(size_t)c * rows + r] = x[(size_t)r * cols + c];
-    return y;
+// The options as JSON, and back.
+inline Json json_of(Config c) {
+    Json j;
+    c.resume.clear(); // of this call, not of the run
+    each_option(c, [&](const char* name, auto& field, const char*, auto...) { j[name + 2] = field; });
+    return j;
 }
-inline std::vector<size_t> shape_of(const Parameter& p, bool for_others) {
-    if (!p.matrix) return {(size_t)p.cols};
-    if (for_others && is_linear_weight(p)) return {(size_t)p.cols, (size_t)p.rows};
-    return {(size_t)p.rows, (size_t)p.cols};
+inline Config config_of(const Json& j, const std::string& path) {
+    Config c;
+    each_option(c, [&](const char* name, auto& field, const char*, auto... bounds) {
+        if (!j.contains(name + 2)) return; // an option that came later
+        try {
+            const Json& value = j.at(name + 2);
+            if constexpr (sizeof...(bounds) == 2) {
+                const std::pair<double, double> range(bounds...);
+                const double x = value.get<double>();
+                if (!(x >= range.first && x <= range.second) || (std::is_integral_v<std::decay_t<decltype(field)>> && !value.is_number_integer()))
+                    refuse("%s: options: %s is %s; expected %.10g to %.10g", path.c_str(), name, value.dump().c_str(), range.first, range.second);
+            }
+            field = value.get<std::decay_t<decltype(field)>>();
+        } catch (const Json::exception& e) {
+            refuse("%s: options: %s: %s", path.c_str(), name, e.what());
+        }
+    });
+    return c;
 }
 
-// A tensor of a file whose dtype and shape must be these.
-inline const uint8_t* expected(const SafeTensors& file, const std::string& path, const std::string& name, Dtype dtype, const std::vector<size_t>& shape) {
-    const TensorEntry& t = file.at(name);
-    auto text = [](const std::vector<size_t>& dims) {
-        std::string s;
-        for (size_t d : dims) s += (s.empty() ? "" : ", ") + std::to_string(d);
-        return "(" + s + ")";
-    };
-    if (t.dtype != dtype || t.shape != shape)
-        refuse("%s: %s is %s %s; expected %s %s", path.c_str(), name.c_str(), name_of(t.dtype), text(t.shape).c_str(), name_of(dtype), text(shape).c_str());
-    return file.bytes(name).first;
+inline std::string text_of(const Json& j, int indent = -1) { return j.dump(indent, ' ', false, Json::error_handler_t::replace); } // a path may hold any bytes, JSON not
+
+// What a run that goes on may have otherwise than before: how long, how it is watched, and where its data lie now.
+inline void check_same_run(Config before, Config now) {
+    static const std::string may_differ[] = {"--steps", "--save-every", "--keep", "--eval-every", "--eval-batches", "--sample", "--tokens", "--temperature", "--data", "--val-data", "--tokenizer", "--resume"};
+    const Json was = json_of(before), is = json_of(now);
+    each_option(now, [&](const char* name, auto&, const char*, auto...) {
+        if (std::find(std::begin(may_differ), std::end(may_differ), name) == std::end(may_differ) && was.value(name + 2, Json()) != is.value(name + 2, Json()))
+            refuse("--resume %s: %s is %s, that run's is %s; a run that goes on keeps it", now.resume.c_str(), name, is[name + 2].dump().c_str(), was[name + 2].dump().c_str());
+    });
 }
-inline std::vector<float> floats_of(const SafeTensors& file, const std::string& path, const std::string& name, const std::vector<size_t>& shape) {
-    const uint8_t* bytes = expected(file, path, name, Dtype::F32, shape);
-    std::vector<float> x(file.bytes(name).second / sizeof(float));
-    memcpy(x.data(), bytes, x.size() * sizeof(float));
-    for (size_t i = 0; i < x.size(); i++)
-        if (!std::isfinite(x[i])) refuse("%s: %s[%zu] is %g; expected a finite number", path.c_str(), name.c_str(), i, x[i]);
-    return x;
+
+// ==== what its state holds ===========================================================================================
+
+// Of the state's options and progress. FNV-1a changes with any one byte.
+inline std::string hash_of(StringMap metadata) {
+    const std::string all = metadata["options"] + metadata["progress"];
+    return format("%08x", fnv1a(all.data(), all.size()));
 }
 
 // f(name in state.safetensors, pointer on the machine) for what an optimizer keeps of a parameter.
@@ -87,48 +92,24 @@ void each_table(PolicyState& s, F f) {
     f("policy.parameters", (void*)s.parameters.data(), s.parameters.size(), sizeof(StorageState) / 4);
 }
 
-template <class T>
-void write_model(const std::string& path, const GPT<T>& gpt) {
-    std::vector<TensorEntry> tensors;
-    for (const Parameter& p : gpt.parameters) tensors.push_back({p.name, Dtype::F32, shape_of(p, true)});
-    SafeTensorsWriter file(path, tensors, {{"format", "pt"}}); // what others look for
-    for (const Parameter& p : gpt.parameters) {
-        std::vector<float> w(p.size());
-        copy_to_host(w.data(), (const float*)p.master, w.size());
-        if (is_linear_weight(p)) w = transposed(w, p.rows, p.cols);
-        file.write(w.data(), w.size() * sizeof(float));
-    }
-    file.commit();
-}
-template <class T>
-void read_model(const std::string& path, GPT<T>& gpt) {
-    const SafeTensors file(path);
-    for (Parameter& p : gpt.parameters) {
-        std::vector<float> w = floats_of(file, path, p.name, shape_of(p, true));
-        if (is_linear_weight(p)) w = transposed(w, p.cols, p.rows);
-        copy_to_machine(p.master, w.data(), w.size());
-    }
-}
-
 // ==== a whole checkpoint =============================================================================================
 
 // As OUT/step_N, whole or not at all; then all but the `keep` newest go. `progress` is the caller's, given back on loading.
 template <class T>
-void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Json progress, const Json& options, int keep) {
+void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Json progress, const Config& c, const std::string& tokens) {
     namespace fs = std::filesystem;
-    const fs::path at = checkpoint_at(out, step), part = at.string() + ".part";
+    const fs::path at = checkpoint_at(out, step), part = part_of(at);
     try {
         fs::remove_all(part), fs::create_directory(part);
-        write_model((part / "model.safetensors").string(), gpt);
-        const Json config = {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"activation_function", "gelu_new"}, {"n_layer", gpt.shape.layers}, {"n_head", gpt.shape.heads}, {"n_embd", gpt.shape.channels}, {"n_positions", gpt.shape.context}, {"vocab_size", gpt.shape.vocab}, {"layer_norm_epsilon", 1e-5}, {"tie_word_embeddings", true}};
-        if (!(std::ofstream(part / "config.json") << config.dump(2) << std::endl)) throw Error(1, "cannot write config.json: is the disk full?");
-
+        write_safetensors(part.string(), gpt, tokens);
+        if (!c.tokenizer.empty()) copy_tokenizer(c.tokenizer, part.string());
         std::vector<TensorEntry> tensors;
         each_table(gpt.policy, [&](const char* name, void*, size_t rows, size_t cols) { tensors.push_back({name, Dtype::I32, {rows, cols}}); });
         for (const Parameter& p : gpt.parameters) each_moment(p, [&](const std::string& name, float*) { tensors.push_back({name, Dtype::F32, shape_of(p, false)}); });
         progress["policy"] = {gpt.policy.applied, gpt.policy.drops, gpt.policy.retrying};
-        auto text = [](const Json& j) { return j.dump(-1, ' ', false, Json::error_handler_t::replace); };
-        SafeTensorsWriter file((part / "state.safetensors").string(), tensors, {{"format", CHECKPOINT}, {"progress", text(progress)}, {"options", text(options)}});
+        StringMap metadata = {{"format", CHECKPOINT}, {"progress", text_of(progress)}, {"options", text_of(json_of(c))}};
+        metadata["hash"] = hash_of(metadata);
+        SafeTensorsWriter file((part / "state.safetensors").string(), tensors, metadata);
         each_table(gpt.policy, [&](const char*, void* data, size_t rows, size_t cols) { file.write(data, rows * cols * 4); });
         for (const Parameter& p : gpt.parameters)
             each_moment(p, [&](const std::string&, float* data) {
@@ -137,15 +118,20 @@ void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Js
                 file.write(x.data(), x.size() * sizeof(float));
             });
         file.commit();
+        sync_folder(part.string()); // all that is in it, and then itself
         fs::rename(part, at);
     } catch (const std::exception& e) { // a full disk: room is made, and the last good one stays
         std::error_code ignored;
         fs::remove_all(part, ignored);
         throw Error(1, e.what());
     }
-    if (const int folder = open(out.c_str(), O_RDONLY | O_DIRECTORY); folder >= 0) fsync(folder), close(folder);
-    std::vector<int> steps = checkpoints_in(out);
-    for (size_t i = 0; i + keep < steps.size(); i++) fs::remove_all(checkpoint_at(out, steps[i]));
+    sync_folder(out.string()); // before an older one goes
+    const std::vector<int> steps = checkpoints_in(out);
+    for (size_t i = 0; i + c.keep < steps.size(); i++) {
+        const fs::path old = checkpoint_at(out, steps[i]), going = part_of(old);
+        fs::remove_all(going), fs::rename(old, going), sync_folder(out.string());
+        fs::remove_all(going);
+    }
 }
 
 // States that are to take the place of `own`: of the same tensors and parameters, and with numbers that the rules can work on.
@@ -167,32 +153,63 @@ inline void check(const PolicyState& state, const PolicyState& own, const std::s
 
 // What a checkpoint's state says beside its tensors.
 inline Json checkpoint_json(const SafeTensors& state, const std::string& path, const char* what) {
-    const auto format_of_file = state.metadata().find("format"), found = state.metadata().find(what);
-    if (format_of_file == state.metadata().end() || format_of_file->second != CHECKPOINT || found == state.metadata().end())
-        refuse("%s: its format is '%s'; expected '%s'", path.c_str(), format_of_file == state.metadata().end() ? "" : format_of_file->second.c_str(), CHECKPOINT);
+    StringMap said = state.metadata();
+    if (said["format"] != CHECKPOINT) refuse("%s: its format is '%s'; expected '%s'", path.c_str(), said["format"].c_str(), CHECKPOINT);
     try {
-        return Json::parse(found->second);
+        Json j = Json::parse(said[what]);
+        if (said.count("hash") && said["hash"] != hash_of(said)) refuse("%s: %s: the hash of all is %s; expected %s, as it was written", path.c_str(), what, hash_of(said).c_str(), said["hash"].c_str());
+        return j;
     } catch (const Json::exception& e) {
         refuse("%s: %s: %s", path.c_str(), what, e.what());
     }
 }
-inline Json checkpoint_options(const std::filesystem::path& at) {
-    const std::string path = (at / "state.safetensors").string();
-    return checkpoint_json(SafeTensors(path), path, "options");
+
+// A checkpoint whose files are there, of the lengths that their headers say: what has to be known before a model is made.
+struct Checkpoint {
+    Config options;
+    Weights weights;
+};
+inline Checkpoint open_checkpoint(const std::filesystem::path& at) {
+    const std::string path = (at / "state.safetensors").string(), config = (at / "config.json").string();
+    const Checkpoint c = {config_of(checkpoint_json(SafeTensors(path), path, "options"), path), open_weights((at / "model.safetensors").string())};
+    if (c.weights.shape.heads != c.options.heads) refuse("%s: n_head is %d; expected %d, as in %s", config.c_str(), c.weights.shape.heads, c.options.heads, path.c_str()); // no tensor's shape tells
+    return c;
+}
+
+// read(newest checkpoint). If that is damaged, the error also says from where one can still go on.
+template <class F>
+auto with_newest_checkpoint(const std::filesystem::path& out, F read) {
+    std::vector<int> steps = checkpoints_in(out);
+    if (steps.empty()) refuse("--resume %s: there is no checkpoint step_N in it", out.c_str());
+    try {
+        return read(checkpoint_at(out, steps.back()));
+    } catch (const Error& e) {
+        for (std::string newer; steps.size() > 1;) {
+            newer += (newer.empty() ? "step_" : " and step_") + std::to_string(steps.back());
+            steps.pop_back();
+            try {
+                open_checkpoint(checkpoint_at(out, steps.back()));
+            } catch (const Error&) {
+                continue;
+            }
+            throw Error(e.status, format("%s; step_%d before it is whole: remove %s to go on from there", e.what(), steps.back(), newer.c_str()));
+        }
+        throw;
+    }
 }
 
 // Into a model of the same shape, recipe and rules. Returns `progress`.
 template <class T>
 Json load_checkpoint(const std::filesystem::path& at, GPT<T>& gpt) {
-    read_model((at / "model.safetensors").string(), gpt);
+    load_weights(gpt, open_weights((at / "model.safetensors").string()));
     const std::string path = (at / "state.safetensors").string();
     const SafeTensors state(path);
     Json progress = checkpoint_json(state, path, "progress");
     PolicyState& policy = gpt.policy;
     const PolicyState own = policy;
     each_table(policy, [&](const char* name, void* data, size_t rows, size_t cols) {
-        const uint8_t* bytes = expected(state, path, name, Dtype::I32, {rows, cols});
-        if (rows) memcpy(data, bytes, rows * cols * 4); // an empty table has no address
+        expected(state, path, name, {Dtype::I32}, {rows, cols});
+        if (rows) memcpy(data, state.bytes(name).first, rows * cols * 4); // an empty table has no address
     });
     try {
         policy.applied = progress.at("policy").at(0), policy.drops = progress.at("policy").at(1), policy.retrying = progress.at("policy").at(2);
@@ -209,7 +226,6 @@ Json load_checkpoint(const std::filesystem::path& at, GPT<T>& gpt) {
         });
     }
     gpt.follow_formats();
-    round_weights(gpt.parameters, gpt.weight_stats());
-    gpt.point_at_weights();
+    gpt.follow_masters();
     return progress;
 }

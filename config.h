@@ -14,6 +14,7 @@ struct Config {
     std::string recipe = "bf16";
     bool compare = false;
 
+    std::string from, evaluate, write_to;
     std::string data, val_data, tokenizer;
     int vocab = 0;
 
@@ -43,7 +44,8 @@ struct Config {
     std::string out = "out";
     std::string sample;
     int tokens = 400;
-    double temperature = 0.8;
+    double temperature = 0.8, top_p = 1;
+    int top_k = 0;
 
     bool formats = false, machine = false;
 };
@@ -54,6 +56,9 @@ void each_option(Config& c, F option) {
     const int most = 1 << 30;
     option("--recipe", c.recipe, "number formats: fp32, bf16, fp16 or fp8");
     option("--compare", c.compare, "train with all four recipes on the same data, and draw their losses in one picture");
+    option("--from", c.from, "weights to start with, and the shape: a folder that --out named, a folder with Hugging Face's GPT-2, its model.safetensors, or llm.c's gpt2_124M.bin");
+    option("--evaluate", c.evaluate, "with --from: the loss on all of a file of text or tokens, and stop");
+    option("--export", c.write_to, "with --from: write the weights as a folder for Hugging Face, or as an llm.c .bin file (FP32 with --recipe fp32, else BF16), and stop");
     option("--data", c.data, "a text file (read as bytes), an llm.c .bin shard, or a nanoGPT .bin with --vocab; default: built-in stories");
     option("--val-data", c.val_data, "validation data of the same kind; default: the last 10 % of --data");
     option("--tokenizer", c.tokenizer, "a tokenizer.json, a folder with one or with vocab.json and merges.txt: GPT-2's BPE, which reads --data text; empty: as bytes");
@@ -96,9 +101,11 @@ void each_option(Config& c, F option) {
     option("--eval-every", c.eval_every, "steps between evaluations; 0: never", 0, most);
     option("--eval-batches", c.eval_batches, "batches of an evaluation; 0: never", 0, most);
     option("--out", c.out, "folder for log.jsonl, loss.png and config.json");
-    option("--sample", c.sample, "text that the final sample continues");
-    option("--tokens", c.tokens, "length of the final sample; 0: no sample", 0, 1 << 20);
-    option("--temperature", c.temperature, "of the final sample; 0: always the most likely token", 0, 100);
+    option("--sample", c.sample, "text that the final sample continues; with --from and without --data: continue it, and stop");
+    option("--tokens", c.tokens, "length of the sample; 0: no sample", 0, 1 << 20);
+    option("--temperature", c.temperature, "of the sample; 0: always the most likely token", 0, 100);
+    option("--top-k", c.top_k, "draw from the k most likely tokens; 0: from all", 0, most);
+    option("--top-p", c.top_p, "draw from the fewest tokens that are this probable together", 0, 1);
     option("--formats", c.formats, "print the number formats' facts, computed from the code, and stop");
     option("--machine", c.machine, "print what this program would run on, and stop");
 }

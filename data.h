@@ -60,6 +60,7 @@ struct Data {
     bool bytes = false;                                         // whether a token is a byte of text
     std::function<std::vector<int>(const std::string&)> encode; // of text: its bytes, or a tokenizer's; null: there is none
     std::function<std::string(const std::vector<int>&)> decode;
+    int start = 0;                   // what a text begins with
     std::vector<Question> questions; // of the embedded stories only
     std::string description;         // one line for the log
 };
@@ -167,6 +168,17 @@ inline void split(Data& data, const Tokens& tokens) {
     data.train = tokens.slice(0, cut), data.validation = tokens.slice(cut, tokens.count());
 }
 
+// Text is its bytes.
+inline void speak_bytes(Data& data) {
+    data.bytes = true, data.start = '\n';
+    data.encode = [](const std::string& text) {
+        std::vector<int> tokens;
+        for (char c : text) tokens.push_back((unsigned char)c);
+        return tokens;
+    };
+    data.decode = [](const std::vector<int>& tokens) { return std::string(tokens.begin(), tokens.end()); };
+}
+
 // The training and the validation split.
 //   path      ""  the embedded stories, with their questions
 //   val_path  ""  the last tenth of `path`; else a file of the same kind
@@ -206,14 +218,7 @@ inline Data load_data(const std::string& path, const std::string& val_path, int 
             source += " and " + val_path;
         }
     }
-    if (data.bytes) {
-        data.encode = [](const std::string& text) {
-            std::vector<int> tokens;
-            for (char c : text) tokens.push_back((unsigned char)c);
-            return tokens;
-        };
-        data.decode = [](const std::vector<int>& tokens) { return std::string(tokens.begin(), tokens.end()); };
-    }
+    if (data.bytes) speak_bytes(data);
     describe(data, source);
     return data;
 }

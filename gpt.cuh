@@ -93,18 +93,20 @@ struct Activations {
     ForwardScratch<T> scratch;
     BackwardScratch<T> d;
 
-    Activations(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool flash, bool training)
+    Activations(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool flash, Pass pass)
         : B(B), length(T_), BT(B * T_), embedded(mem, BT, s.channels, "embedding"),
-          blocks(make_blocks(mem, s, B, T_, fp8, flash)),
+          blocks(make_blocks(mem, s, B, T_, fp8, flash, pass)),
           lnf(mem, BT, s.channels, "ln_f"), mean(mem, BT, 1), rstd(mem, BT, 1),
-          logits(mem, BT, padded(s.vocab), "logits"), loss(mem, BT, 1, "loss"),
+          logits(mem, pass == Pass::read ? 1 : BT, padded(s.vocab), "logits"), loss(mem, BT, 1, "loss"),
           scratch{mem, B * s.heads * T_, T_, flash},
-          d{mem, training ? BT : 0, s.channels, training ? B * s.heads * T_ : 0, T_, fp8, flash} {}
+          d{mem, pass == Pass::train ? BT : 0, s.channels, pass == Pass::train ? B * s.heads * T_ : 0, T_, fp8, flash} {}
 
-    static std::vector<BlockActivations<T>> make_blocks(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool flash) {
+    // Without a backward pass a block needs nothing but the one before it: two take turns.
+    static std::vector<BlockActivations<T>> make_blocks(Arena& mem, const Shape& s, int B, int T_, bool fp8, bool flash, Pass pass) {
         std::vector<BlockActivations<T>> blocks;
         for (mem.layer = 0; mem.layer < s.layers; mem.layer++)
-            blocks.push_back({mem, B * T_, s.channels, B * s.heads * T_, T_, fp8, flash});
+            if (pass == Pass::train || mem.layer < 2) blocks.push_back({mem, B * T_, s.channels, B * s.heads * T_, T_, fp8, flash});
+            else blocks.push_back(blocks[mem.layer - 2]);
         mem.layer = -1;
         return blocks;
     }
@@ -112,11 +114,27 @@ struct Activations {
 // clang-format on
 
 template <class T>
-size_t activation_bytes(const Shape& s, const Recipe& r, int B, int length, bool training) {
+size_t activation_bytes(const Shape& s, const Recipe& r, int B, int length, Pass pass) {
     Arena dry;
-    Activations<T>(dry, s, B, length, is_fp8(r.input), is_flash<T>(s), training);
+    Activations<T>(dry, s, B, length, is_fp8(r.input), is_flash<T>(s), pass);
     return dry.used;
 }
+
+// What a model keeps of a text that it reads token by token: a row of each layer's q | k | v for each token.
+template <class T>
+struct Cache {
+    int context, length = 0; // in tokens: room, and how many were read
+    Buffer memory;
+    std::vector<Tensor<T>> qkv; // of each layer, (context, 3C)
+    Tensor<float> scores;       // (heads, context): scratch
+
+    static size_t bytes(const Shape& s, int context) { return ((size_t)s.layers * 3 * s.channels * sizeof(T) + s.heads * sizeof(float)) * context + 256 * (s.layers + 1); }
+    Cache(const Shape& s, int context) : context(context), memory(bytes(s, context)) {
+        Arena a{(char*)memory.data()};
+        for (int l = 0; l < s.layers; l++) qkv.emplace_back(a, context, 3 * s.channels);
+        scores = {a, s.heads, context};
+    }
+};
 
 // ==== parameters =====================================================================================================
 
@@ -161,16 +179,18 @@ struct Memory {
 // Of the copy that products read. FP8 codes have room for 16 bits: for their transpose, or for BF16 if the weight is promoted.
 inline size_t low_bytes(const Parameter& p) { return p.format == FP32 ? 0 : 2 * ceil_div<size_t>(p.size(), 16) * 16; }
 
-inline Memory memory_needed(const Shape& s, const Recipe& r, int B, int length, bool average) {
+// For training with batches of up to B x length tokens, or for passes of another kind alone.
+inline Memory memory_needed(const Shape& s, const Recipe& r, int B, int length, bool average, Pass pass = Pass::train) {
     Memory m;
     for (const Parameter& p : declare_parameters(s, r)) {
         Arena one, low;
         one.take(p.size() * 4);
         low.take(low_bytes(p));
-        m.masters += one.used, m.gradients += one.used, m.moments += 2 * one.used, m.low += low.used;
+        m.masters += one.used, m.low += low.used;
+        if (pass == Pass::train) m.gradients += one.used, m.moments += 2 * one.used;
         if (average) m.averages += one.used;
     }
-    m.activations = with_stored(r.stored, [&](auto zero) { return activation_bytes<decltype(zero)>(s, r, B, length, true); });
+    m.activations = with_stored(r.stored, [&](auto zero) { return activation_bytes<decltype(zero)>(s, r, B, length, pass); });
     return m;
 }
 
@@ -211,9 +231,9 @@ struct GPT {
         return upload_batch((int*)tokens.data(), x, y, B, length, shape.vocab);
     }
 
-    // Memory for the model and for training with batches of up to B x length tokens; weights are zero.
-    GPT(const Shape& s, const Recipe& r, int B, int length, bool average = false)
-        : shape(s), recipe(r), memory(memory_needed(s, r, B, length, average)), parameters(declare_parameters(s, r)),
+    // Memory for the model, and for training with batches of up to B x length tokens or for another kind of pass alone; weights are zero.
+    GPT(const Shape& s, const Recipe& r, int B, int length, bool average = false, Pass pass = Pass::train)
+        : shape(s), recipe(r), memory(memory_needed(s, r, B, length, average, pass)), parameters(declare_parameters(s, r)),
           masters(memory.masters), moments(memory.moments), gradients(memory.gradients), averages(memory.averages), low(memory.low),
           activations(memory.activations), stats((parameters.size() + 16 * s.layers + 1) * sizeof(CastStats)),
           tokens((4 * (size_t)B * length + 1) * sizeof(int)), partial(chunks(memory.gradients / 4) * sizeof(float)), blocks(s.layers),
@@ -224,8 +244,8 @@ struct GPT {
         Arena w{(char*)masters.data()}, mv{(char*)moments.data()}, g{(char*)gradients.data()}, a{(char*)averages.data()}, lo{(char*)low.data()};
         for (size_t i = 0; i < parameters.size(); i++) {
             Parameter& p = parameters[i];
-            p.master = (float*)w.take(p.size() * 4), p.grad = (float*)g.take(p.size() * 4);
-            p.m = (float*)mv.take(p.size() * 4), p.v = (float*)mv.take(p.size() * 4);
+            p.master = (float*)w.take(p.size() * 4);
+            if (pass == Pass::train) p.grad = (float*)g.take(p.size() * 4), p.m = (float*)mv.take(p.size() * 4), p.v = (float*)mv.take(p.size() * 4);
             if (average) p.average = (float*)a.take(p.size() * 4);
             if (p.format != FP32) p.low = lo.take(low_bytes(p));
             p.stats = weight_stats() + i;
@@ -297,12 +317,17 @@ struct GPT {
             if (const Format f = policy.tensors[sites.size() + i].format; f != linear_weights[i]->format) set_format(*linear_weights[i], f);
     }
 
+    // The copies that products read are rounded from the masters.
+    void follow_masters() {
+        round_weights(parameters, weight_stats());
+        point_at_weights();
+    }
+
     // From here on a weight is a number of its storage format, rounded at every step, until the policy gives it a master.
     void drop_masters(bool stochastic, uint32_t seed) {
         watch.stochastic = stochastic, watch.rng = Rng(seed, Stream::rounding);
         for (size_t i = 0; i < parameters.size(); i++) drop_master(parameters[i]), policy.parameters[i].master = 0;
-        round_weights(parameters, weight_stats());
-        point_at_weights();
+        follow_masters();
     }
 
     // Linears read the low-precision copies with the exponents that they have now.
@@ -323,8 +348,7 @@ struct GPT {
     void swap_average() {
         ENSURE(averages.bytes() == masters.bytes(), "no averages are kept");
         launch(swap_kernel<float>, chunks(masters.bytes() / 4), BLOCK, (float*)masters.data(), (float*)averages.data(), masters.bytes() / 4);
-        round_weights(parameters, weight_stats());
-        point_at_weights();
+        follow_masters();
     }
 
     // GPT-2's initialisation: element e of tensor i is number i * 2^40 + e of the stream, whatever the recipe or machine.
@@ -343,8 +367,7 @@ struct GPT {
             copy_to_machine(p.master, w.data(), w.size());
             if (p.average) copy_to_machine(p.average, w.data(), w.size());
         }
-        round_weights(parameters, weight_stats());
-        point_at_weights();
+        follow_masters();
     }
 };
 
@@ -371,10 +394,11 @@ std::vector<CastStats> weight_cast_stats(const GPT<T>& gpt) {
 
 // clang-format off
 template <class T>
-void block_forward(BlockActivations<T>& a, Tensor<T> x, Block& w, ForwardScratch<T>& s, int heads, Pass pass) {
+void block_forward(BlockActivations<T>& a, Tensor<T> x, Block& w, ForwardScratch<T>& s, int heads, Pass pass, Tensor<T> seen = {}) {
     Operand ln1 = layernorm_cast(a.ln1, a.mean1, a.rstd1, x, w.ln1, w.qkv.x, a.ln1_codes, pass);     // (BT, C)
     linear_forward(a.qkv, ln1, w.qkv);                                   // (BT, C) @ (3C, C)^T -> (BT, 3C)
-    if (a.flash) flash_attention_forward(a.att, a.lse, a.qkv, a.length, heads); // (BT, 3C) -> (BT, C)
+    if (seen.rows) attention_of_last(a.att, s.scores, seen, heads);      // (tokens read, 3C) -> (1, C)
+    else if (a.flash) flash_attention_forward(a.att, a.lse, a.qkv, a.length, heads); // (BT, 3C) -> (BT, C)
     else attention_forward(a.att, a.p, s.scores, a.qkv, a.length, heads);
     Operand att = cast(w.proj.x, a.att_codes, a.att, pass);
     linear_forward(a.mid, att, w.proj, plus(x));                         // x + (BT, C) @ (C, C)^T -> (BT, C)
@@ -404,24 +428,33 @@ void block_backward(BackwardScratch<T>& d, BlockActivations<T>& a, Tensor<T> x, 
 
 // ==== the whole model ================================================================================================
 
-// logits of every position. An evaluation neither keeps what only backward needs nor touches a scale.
+// logits of every position. An evaluation neither keeps what only backward needs nor touches a scale. With a cache the batch is one text's next
+// tokens: its first ones, or the one that follows what the cache holds; logits of the last alone.
 template <class T>
-void gpt_forward(GPT<T>& gpt, const TokenBatch& batch, Pass pass) {
+void gpt_forward(GPT<T>& gpt, const TokenBatch& batch, Pass pass, Cache<T>* cache = nullptr) {
+    const int C = gpt.shape.channels, before = cache ? cache->length : 0;
+    ENSURE(!cache == (pass != Pass::read) && (!before || batch.B * batch.T == 1) && (!cache || (batch.B == 1 && before + batch.T <= cache->context)),
+           "%d x %d tokens after %d", batch.B, batch.T, before);
     gpt.arena = Arena{(char*)gpt.activations.data()};
     gpt.now.clear();
-    gpt.now.emplace_back(gpt.arena, gpt.shape, batch.B, batch.T, is_fp8(gpt.recipe.input), is_flash<T>(gpt.shape), pass == Pass::train);
+    gpt.now.emplace_back(gpt.arena, gpt.shape, batch.B, batch.T, is_fp8(gpt.recipe.input), is_flash<T>(gpt.shape), pass);
     ENSURE(gpt.arena.used <= gpt.activations.bytes(), "a batch of %d x %d needs %zu bytes of activations, %zu were set aside", batch.B,
            batch.T, gpt.arena.used, gpt.activations.bytes());
     Activations<T>& a = gpt.now[0];
 
-    embedding_forward(a.embedded, batch, gpt.embedding(gpt.wte), gpt.embedding(gpt.wpe));
-    Tensor<T> x = a.embedded;
+    Tensor<T> wpe = gpt.embedding(gpt.wpe), x = a.embedded;
+    embedding_forward(x, batch, gpt.embedding(gpt.wte), wpe.from(before));
+    if (before) a.scratch.scores = cache->scores;
     for (int l = 0; l < gpt.shape.layers; l++) {
-        block_forward(a.blocks[l], x, gpt.blocks[l], a.scratch, gpt.shape.heads, pass);
+        Tensor<T> seen;
+        if (cache) a.blocks[l].qkv = Tensor<T>(cache->qkv[l].from(before).data, batch.T, 3 * C);
+        if (before) seen = {cache->qkv[l].data, before + 1, 3 * C};
+        block_forward(a.blocks[l], x, gpt.blocks[l], a.scratch, gpt.shape.heads, pass, seen);
         x = a.blocks[l].out;
     }
     layernorm_forward(a.lnf, a.mean, a.rstd, x, gpt.lnf);
-    matmul(output(a.logits), operand(a.lnf), gpt.wte->operand().transposed(), {a.BT, gpt.shape.vocab, gpt.shape.channels});
+    matmul(output(a.logits), operand(a.lnf.from(a.BT - a.logits.rows)), gpt.wte->operand().transposed(), {a.logits.rows, gpt.shape.vocab, C});
+    if (cache) cache->length += batch.T;
 }
 
 // d loss/d logits lie where the logits lay, each row where that row began.

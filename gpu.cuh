@@ -275,6 +275,7 @@ struct Tensor {
         if (name) arena.pieces.push_back({name, arena.layer, data, rows, cols, (int)sizeof(T)});
     }
     size_t size() const { return (size_t)rows * cols; }
+    Tensor from(int row) const { return {data + (size_t)row * cols, rows - row, cols}; } // all rows from this one on
 };
 
 // Bytes of memory that the machine has: the GPU's, or the computer's.

@@ -29,7 +29,7 @@ struct Cast {
 };
 
 // clang-format off
-enum class Pass { train, evaluate };
+enum class Pass { train, evaluate, read }; // the last: of one text, for what may follow it
 // clang-format on
 
 // The input or the output gradient of a Linear, cast at every step: policy.cuh decides with which format and which scale.
@@ -91,7 +91,7 @@ Operand cast(CastSite& site, Tensor<uint8_t> codes, Tensor<T> x, Pass pass) {
     if (!is_fp8(site.format())) return uncast(site, x).by_row;
     ENSURE(codes.size() >= x.size(), "%zu bytes for %zu codes", codes.size(), x.size());
     const int k = site.exponent_for(x, pass);
-    quantise(codes.data, site.format(), k, site.stats + (pass == Pass::evaluate), x);
+    quantise(codes.data, site.format(), k, site.stats + (pass != Pass::train), x);
     return shown(site, x, codes_of(site, k, codes.data, nullptr, x.rows, x.cols)).by_row;
 }
 
@@ -103,7 +103,7 @@ Operand layernorm_cast(Tensor<T> y, Tensor<float> mean, Tensor<float> rstd, Tens
         layernorm_forward(y, mean, rstd, x, w);
         return cast(site, codes, y, pass);
     }
-    layernorm_forward(y, mean, rstd, x, w, codes.data, site.format(), site.state->k, site.stats + (pass == Pass::evaluate));
+    layernorm_forward(y, mean, rstd, x, w, codes.data, site.format(), site.state->k, site.stats + (pass != Pass::train));
     return shown(site, y, codes_of(site, site.state->k, codes.data, nullptr, x.rows, x.cols)).by_row;
 }
 

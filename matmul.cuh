@@ -1,10 +1,11 @@
-// matmul.cuh -- c = a b, the operation that training spends its time in, as a ladder of three kernels.
+// matmul.cuh -- c = a b, the operation that training spends its time in, as a ladder of three kernels; and one for a single row.
 //
 //   c[m, n]  =  2^-(ka+kb) sum_k a[m, k] b[k, n]          and the epilogue of operand.cuh
 //
 //   naive         one thread per c[m, n]: each element of a is read N times, each of b M times
 //   tiled         TILE x TILE of c per block: in shared memory each element read is used TILE times; FP32 arithmetic
 //   tensor cores  128 x 128 of c per block, 64 x 32 per warp (FP8: half the rows); cp.async fills the next tiles while this one is multiplied
+//   matvec        M = 1, one token after the other: a warp per c[n] reads row n of b once, and no kernel can be faster than that
 //
 //   a Linear's three products, and which index lies contiguous in memory      a      b
 //   y  = x w^T       M = BT, N = out, K = in                                  k      k
@@ -254,12 +255,51 @@ inline void matmul_tensorcore(Output c, Operand a, Operand b, Sizes s, Epilogue 
 }
 #endif
 
+// ==== one row ========================================================================================================
+
+// One warp per c[n]; lane l owns packs l, l+WARP, ... of row n of b.
+template <class A, class B>
+__global__ void matvec_kernel(Output c, const A* a, const B* b, int64_t b_col, Sizes s, Epilogue e, Factors scale) {
+    constexpr int N = sizeof(B) == 1 ? WIDE<B> : PACK<B>; // FP8 is decoded on the way
+    const int n = row_of_warp();
+    if (n >= s.N) return;
+    const B* b_n = b + n * b_col;
+    float sum = 0;
+    for (int k = threadIdx.x * N; k < s.K; k += WARP * N) {
+        const Pack<A, N> a_k = load_pack<N>(a, k, s.K);
+        const Pack<B, N> b_k = load_pack<N>(b_n, k, s.K);
+        float wide[N]; // decoded in a loop of its own, which compilers vectorise
+        for (int j = 0; j < N; j++) wide[j] = to_float(b_k[j]);
+        for (int j = 0; j < N; j++) sum += to_float(a_k[j]) * wide[j];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x == 0) finish(c, e, n, n, s.N, Pack<float, 1>{sum}, scale);
+}
+
+// Two operands whose k lies contiguous; on a GPU, of one format.
+inline bool fits_matvec(Operand a, Operand b, Sizes s) {
+    return s.M == 1 && s.outer * s.inner == 1 && (WARP == 1 || a.format == b.format) && a.col == 1 && b.row == 1;
+}
+inline void matvec(Output c, Operand a, Operand b, Sizes s, Epilogue e) {
+    with_type(b.format, [&](auto zero) {
+        using B = decltype(zero);
+#if defined(ON_CPU)
+        using A = float;
+        a = widened(a, FP32, 1, s.K, s, 0);
+#else
+        using A = B;
+#endif
+        launch(matvec_kernel<A, B>, row_blocks(s.N), row_threads(), c, (const A*)a.data, (const B*)b.data, b.col, s, e, Factors(a.k + b.k));
+    });
+}
+
 // ==== what the model calls ===========================================================================================
 
 // c = a b, and the epilogue
 inline void matmul(Output c, Operand a, Operand b, Sizes s, Epilogue e = {}) {
     ENSURE(s.M > 0 && s.N > 0 && s.K > 0 && s.outer > 0 && s.inner > 0, "M=%d N=%d K=%d outer=%d inner=%d", s.M, s.N, s.K, s.outer, s.inner);
     ENSURE(!e.kept || !(e.residual || e.accumulate), "a GELU is the last step of a product: nothing is added to it");
+    if (fits_matvec(a, b, s)) return matvec(c, a, b, s, e);
 #if defined(ON_CPU)
     matmul_onednn(c, a, b, s, e);
 #else

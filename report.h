@@ -274,13 +274,6 @@ inline void write_report(const std::filesystem::path& out) {
     } catch (const Json::exception& e) {
         refuse("%s: config.json, claims.json or a look: %s", out.c_str(), e.what());
     }
-    const std::string path = (out / "report.html").string(), part = path + ".part";
-    std::ofstream file(part, std::ios::binary);
-    file << page, file.close();
-    if (!file || rename(part.c_str(), path.c_str()) != 0) {
-        const std::string reason = strerror(errno);
-        remove(part.c_str());
-        throw Error(1, format("cannot write %s: %s", path.c_str(), reason.c_str()));
-    }
+    write_whole((out / "report.html").string(), page);
     save_heat(out / "heat.png", run);
 }

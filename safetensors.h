@@ -12,16 +12,13 @@
 //          cuts a mapped file off kills its reader (SIGBUS); the writer below never does, it renames.
 // Tests    tests/test_safetensors.cu, fuzz/fuzz_safetensors.cpp
 #pragma once
-#include "errors.h"
-#include <algorithm>
-#include <cerrno>
-#include <fcntl.h>
+#include "files.h"
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 // clang-format off
 enum class Dtype { F32, BF16, F16, F8_E4M3, F8_E5M2, I32, I64, U8 };
@@ -140,29 +137,14 @@ class SafeTensors {
     const StringMap& metadata() const { return strings; }
 };
 
-// Writes path.part, and calls it `path` when all of it is on the disk. If anything fails (Error, status 1), or without commit(), `path`
-// stays as it was and the .part goes. One writer at a time for one path.
+// A WholeFile of tensors.
 class SafeTensorsWriter {
-    std::string path, part;
     size_t left = 0; // bytes
-    int file = -1, folder = -1;
-    void abandon() {
-        if (file >= 0) unlink(part.c_str()), close(file);
-        if (folder >= 0) close(folder);
-        file = folder = -1;
-    }
-    [[noreturn]] void fail(const std::string& what, int why = 0) { throw(abandon(), Error(1, path + ": " + what + (why ? std::string(": ") + strerror(why) : ""))); }
-    void put(const char* bytes, size_t n) {
-        while (n) {
-            const ssize_t k = ::write(file, bytes, std::min(n, (size_t)1 << 30));
-            if (k <= 0 && errno != EINTR) fail("cannot be written", errno);
-            if (k > 0) bytes += k, n -= k;
-        }
-    }
+    std::unique_ptr<WholeFile> file;
 
   public:
     // Of each tensor the name, dtype and shape, in the order in which their bytes will come.
-    SafeTensorsWriter(const std::string& path, const std::vector<TensorEntry>& tensors, StringMap metadata = {}) : path(path), part(path + ".part") {
+    SafeTensorsWriter(const std::string& path, const std::vector<TensorEntry>& tensors, StringMap metadata = {}) {
         std::string header = "length: {";
         try {
             if (!metadata.empty()) header += "\"__metadata__\":" + nlohmann::json(metadata).dump() + ",";
@@ -178,24 +160,16 @@ class SafeTensorsWriter {
             throw Error(1, path + ": cannot be written: " + e.what());
         }
         for (int i = 0; i < 8; i++) header[i] = (char)((header.size() - 8) >> 8 * i);
-        folder = open(path.substr(0, path.rfind('/') + 1).append(".").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (folder < 0) fail("its folder cannot be opened", errno);
-        file = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (file < 0) fail("its .part cannot be opened", errno);
-        put(header.data(), header.size());
+        file = std::make_unique<WholeFile>(path);
+        file->write(header.data(), header.size());
     }
-    SafeTensorsWriter(const SafeTensorsWriter&) = delete;
-    ~SafeTensorsWriter() { abandon(); }
 
     void write(const void* bytes, size_t n) {
-        if (file < 0 || n > left) fail(format("is given %zu bytes; expected at most %zu, the rest of its tensors", n, file < 0 ? 0 : left));
-        put((const char*)bytes, n), left -= n;
+        if (!file->is_open() || n > left) file->fail(format("is given %zu bytes; expected at most %zu, the rest of its tensors", n, file->is_open() ? left : 0));
+        file->write(bytes, n), left -= n;
     }
     void commit() {
-        if (file < 0 || left) fail(format("lacks %zu bytes of its tensors, or was ended before", left));
-        if (fsync(file) != 0) fail("cannot be synced", errno);
-        if (rename(part.c_str(), path.c_str()) != 0) fail("cannot take the place of what is there", errno);
-        close(file), file = -1; // the data are on the disk; the name is when the folder is
-        if (fsync(folder) != 0 && errno != EINVAL) fail("is whole, but its folder cannot be synced", errno);
+        if (!file->is_open() || left) file->fail(format("lacks %zu bytes of its tensors, or was ended before", left));
+        file->commit();
     }
 };

@@ -17,6 +17,7 @@
 #include <sstream>
 #include "bpe.h"
 #include "data.h"
+#include "files.h"
 
 // ==== spellings ======================================================================================================
 
@@ -179,22 +180,36 @@ inline Tokenizer tokenizer_of_bin(const MappedFile& file) {
     return Tokenizer(std::move(tokens), end_of_text);
 }
 
-// A file, or a folder with one.
+// The files that a tokenizer is in: the path itself, or of its folder the first kind above. Empty: there is none.
+inline std::vector<std::string> tokenizer_files(const std::string& path) {
+    struct stat status;
+    if (stat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) return {path};
+    auto there = [&](const std::string& name) { return access((path + "/" + name).c_str(), F_OK) == 0; };
+    if (there("tokenizer.json")) return {path + "/tokenizer.json"};
+    if (there("vocab.json")) return {path + "/vocab.json", path + "/merges.txt"};
+    if (there("gpt2_tokenizer.bin")) return {path + "/gpt2_tokenizer.bin"};
+    return {};
+}
+
+// Of a file, or of a folder.
 inline Tokenizer load_tokenizer(const std::string& path) {
     auto text = [](const MappedFile& file) { return std::string_view((const char*)file.bytes.get(), file.size); };
-    struct stat status;
-    if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-        auto there = [&](const char* name) { return access((path + "/" + name).c_str(), F_OK) == 0; };
-        for (const char* name : {"/tokenizer.json", "/vocab.json", "/gpt2_tokenizer.bin"})
-            if (there(name)) {
-                if (name[1] != 'v') return load_tokenizer(path + name);
-                const MappedFile vocab = map_file(path + name), merges = map_file(path + "/merges.txt");
-                return tokenizer_of_pair(vocab.path, text(vocab), merges.path, text(merges));
-            }
-        refuse("%s: has no tokenizer.json, no vocab.json with merges.txt, and no gpt2_tokenizer.bin", path.c_str());
+    const std::vector<std::string> files = tokenizer_files(path);
+    if (files.empty()) refuse("%s: has no tokenizer.json, no vocab.json with merges.txt, and no gpt2_tokenizer.bin", path.c_str());
+    const MappedFile file = map_file(files[0]);
+    if (files.size() == 1) return file.size >= 4 && file.word(0) == TOKENIZER_MAGIC ? tokenizer_of_bin(file) : tokenizer_of_json(file.path, text(file));
+    const MappedFile merges = map_file(files[1]);
+    return tokenizer_of_pair(file.path, text(file), merges.path, text(merges));
+}
+
+// Into another folder, under the names by which it is found there.
+inline void copy_tokenizer(const std::string& path, const std::string& folder) {
+    const std::vector<std::string> files = tokenizer_files(path);
+    for (size_t i = 0; i < files.size(); i++) {
+        const MappedFile file = map_file(files[i]);
+        const char* name = files.size() == 2 ? (i ? "merges.txt" : "vocab.json") : file.size >= 4 && file.word(0) == TOKENIZER_MAGIC ? "gpt2_tokenizer.bin" : "tokenizer.json";
+        write_whole(folder + "/" + name, std::string((const char*)file.bytes.get(), file.size));
     }
-    const MappedFile file = map_file(path);
-    return file.size >= 4 && file.word(0) == TOKENIZER_MAGIC ? tokenizer_of_bin(file) : tokenizer_of_json(path, text(file));
 }
 
 // ==== data through a tokenizer =======================================================================================
@@ -206,6 +221,17 @@ inline Tokens tokenised(const std::string& path, const Tokenizer& t) {
     const std::vector<int> ids = t.encode_documents(std::string((const char*)file.bytes.get(), file.size));
     auto owner = std::make_shared<const std::vector<uint16_t>>(ids.begin(), ids.end());
     return Tokens({owner, (const uint8_t*)owner->data()}, ids.size(), 2); // little-endian, as in files
+}
+
+// Text is what the tokenizer makes of it.
+inline void speak(Data& data, std::shared_ptr<const Tokenizer> t) {
+    data.start = t->end_of_text() >= 0 ? t->end_of_text() : 0;
+    if (t->can_encode()) data.encode = [t](const std::string& text) { return t->encode(text); };
+    data.decode = [t](const std::vector<int>& tokens) {
+        std::vector<int> known; // a vocabulary may be padded
+        std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(known), [&](int id) { return id < t->size(); });
+        return t->decode(known);
+    };
 }
 
 // load_data, with text read by the tokenizer of a folder or file; of files that are tokens already it only writes the samples.
@@ -225,11 +251,6 @@ inline Data load_data(const std::string& path, const std::string& val_path, int 
         data = load_data(path, val_path, vocab);
         if (t->size() > data.vocab) refuse("--tokenizer %s has %d tokens, %s a vocabulary of %d", tokenizer.c_str(), t->size(), path.c_str(), data.vocab);
     }
-    if (t->can_encode()) data.encode = [t](const std::string& text) { return t->encode(text); };
-    data.decode = [t](const std::vector<int>& tokens) {
-        std::vector<int> known; // a vocabulary may be padded
-        std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(known), [&](int id) { return id < t->size(); });
-        return t->decode(known);
-    };
+    speak(data, t);
     return data;
 }

@@ -1,8 +1,7 @@
 // training.cuh -- one step of training, and ways to look at the model that it trains.
 //
 //   train_step   micro-batches -> does it count? (policy.cuh) -> unscale and clip -> AdamW on the FP32 masters -> round -> average
-//   evaluate     mean loss on fixed validation windows        answer_accuracy   sums that the model never saw
-//   generate     one token after the other
+//   evaluate     mean loss on fixed validation windows, or on all tokens        answer_accuracy   sums that the model never saw
 //
 // Source   arXiv:1710.03740, sections 3.1 and 3.2: FP32 masters, loss scaling, skipped steps
 // Units    losses in nats per token; steps: applied ones move t and the learning rate, attempts draw batches
@@ -12,7 +11,7 @@
 #pragma once
 #include "config.h"
 #include "data.h"
-#include "gpt.cuh"
+#include "sampling.cuh"
 
 // ==== one optimizer step =============================================================================================
 
@@ -137,6 +136,23 @@ double evaluate(GPT<T>& gpt, const Tokens& tokens, const Config& c) {
     return loss;
 }
 
+// Mean loss over all tokens but the first: windows of c.context, and a shorter one for the rest.
+template <class T>
+double evaluate_all(GPT<T>& gpt, const Tokens& tokens, const Config& c) {
+    const size_t predictions = tokens.count() - 1, length = std::min<size_t>(c.context, predictions);
+    double sum = 0;
+    for (size_t at = 0; at < predictions;) {
+        const size_t n = std::min(length, predictions - at), rows = n < length ? 1 : std::min<size_t>(c.batch, (predictions - at) / n);
+        Batch batch = empty_batch(tokens, (int)rows, (int)n);
+        for (size_t r = 0; r < rows; r++) copy_row(&batch, (int)r, tokens, at + r * n);
+        TokenBatch on_machine = gpt.upload(batch.x, batch.y, batch.B, batch.T);
+        gpt_forward(gpt, on_machine, Pass::evaluate);
+        sum += gpt_loss(gpt, on_machine, 0) * (rows * n);
+        at += rows * n;
+    }
+    return sum / predictions;
+}
+
 // The logits that follow each text: one forward pass over rows padded to the context, read at each row's last token.
 // Texts are cut to their last `context` tokens; what stands after a token cannot change its logits.
 template <class T>
@@ -155,33 +171,13 @@ std::vector<std::vector<float>> next_logits(GPT<T>& gpt, const std::vector<std::
     return logits;
 }
 
-// A token drawn from softmax(logits / temperature), by a uniform number u; the most likely one at temperature 0.
-inline int draw(const std::vector<float>& logits, double temperature, float u) {
-    const int best = int(std::max_element(logits.begin(), logits.end()) - logits.begin());
-    if (temperature == 0) return best;
-    std::vector<double> p(logits.size());
-    double sum = 0;
-    for (size_t v = 0; v < p.size(); v++) sum += p[v] = std::exp((logits[v] - logits[best]) / temperature);
-    double left = u * sum;
-    for (size_t v = 0; v < p.size(); v++)
-        if ((left -= p[v]) < 0) return (int)v;
-    return best;
-}
-
-// `count` tokens that continue `text`; the same for the same seed.
-template <class T>
-std::vector<int> generate(GPT<T>& gpt, std::vector<int> text, int count, double temperature, const Config& c) {
-    const Rng rng((uint32_t)c.seed, Stream::sampling);
-    const size_t given = text.size();
-    for (int i = 0; i < count; i++) text.push_back(draw(next_logits(gpt, {text}, c.context)[0], temperature, rng.uniform(i)));
-    return {text.begin() + given, text.end()};
-}
-
 // Of the first QUESTIONS held-out questions, the share whose answer the model gives exactly, byte for byte, decoding greedily.
 constexpr size_t QUESTIONS = 400;
 template <class T>
 double answer_accuracy(GPT<T>& gpt, std::vector<Question> questions, const Config& c) {
     if (questions.size() > QUESTIONS) questions.resize(QUESTIONS);
+    Sampling greedy;
+    greedy.temperature = 0;
     int right = 0;
     for (size_t first = 0; first < questions.size(); first += c.batch) {
         const size_t count = std::min<size_t>(c.batch, questions.size() - first);
@@ -195,7 +191,7 @@ double answer_accuracy(GPT<T>& gpt, std::vector<Question> questions, const Confi
         }
         for (size_t i = 0; i < longest; i++) {
             auto logits = next_logits(gpt, texts, c.context);
-            for (size_t b = 0; b < count; b++) texts[b].push_back(draw(logits[b], 0, 0)), said[b] += (char)texts[b].back();
+            for (size_t b = 0; b < count; b++) texts[b].push_back(draw(logits[b], greedy, 0)), said[b] += (char)texts[b].back();
         }
         for (size_t b = 0; b < count; b++) right += said[b].compare(0, questions[first + b].answer.size(), questions[first + b].answer) == 0;
     }

@@ -143,7 +143,7 @@ struct Data {
 struct Case {
     int B, length, heads, hs;
 };
-const Case CASES[] = {{1, 1, 1, 1}, {1, 2, 1, 64}, {3, 1, 2, 5}, {2, 3, 3, 1}, {1, 17, 1, 17}, {3, 7, 2, 3}, {2, 16, 2, 16}, {2, 32, 1, 32}, {1, 33, 3, 8}, {5, 33, 1, 5}, {2, 31, 2, 64}, {1, 257, 2, 9}};
+const Case CASES[] = {{1, 1, 1, 1}, {1, 2, 1, 64}, {1, 40, 3, 80}, {3, 1, 2, 5}, {2, 3, 3, 1}, {1, 17, 1, 17}, {3, 7, 2, 3}, {2, 16, 2, 16}, {2, 32, 1, 32}, {1, 33, 3, 8}, {5, 33, 1, 5}, {2, 31, 2, 64}, {1, 257, 2, 9}};
 
 } // namespace
 
@@ -158,6 +158,23 @@ TEST_CASE_TEMPLATE("attention: every length from 1 to 33", T, float, bf16) {
     for (int length = 1; length <= 33; length++) {
         CAPTURE(length);
         Data<T>(2, length, 2, 4).check_all();
+    }
+}
+
+TEST_CASE_TEMPLATE("attention: the last token alone has the last row of the formula, and touches nothing else", T, float, bf16, fp16) {
+    for (const Case& c : CASES) {
+        if (c.B > 1) continue; // of one text
+        INFO("T=" << c.length << " heads=" << c.heads << " hs=" << c.hs);
+        Data<T> d(1, c.length, c.heads, c.hs);
+        const Truth want = d.truth(); // its bound has a rounding of P to T more
+        Owned<T> y(1, d.C);
+        const std::string before = bytes(d.qkv);
+        attention_of_last<T>(y, d.s, d.qkv, c.heads);
+        const auto got = y.get();
+        Worst worst;
+        for (int i = 0; i < d.C; i++) worst.see(i, got[i], want.y[(size_t)(c.length - 1) * d.C + i], want.y_error[(size_t)(c.length - 1) * d.C + i]);
+        check("y", worst, d.C);
+        CHECK((bytes(d.qkv) == before));
     }
 }
 

@@ -517,6 +517,60 @@ TEST_CASE("gpt: after training batches a forward pass of another shape has the r
     }
 }
 
+TEST_CASE("gpt: a text that is read token by token has the reference's logits, in every recipe") {
+    for (const Case& c : {CASES[3], WIDER})
+        for (const Recipe& r : RECIPES) {
+            CAPTURE(std::string(r.name));
+            const int T_ = c.shape.context, V = c.shape.vocab;
+            const Batch text = random_batch(c.shape, 1, T_, 3);
+            ReferenceModel m = reference(c.shape);
+            m.init(1), m.loss(text.x, text.y, 1, T_);
+            double largest = 0, longest = 0; // of logits, and of rows of wte: see above
+            for (double l : m.logits) largest = std::fmax(largest, std::fabs(l));
+            for (int v = 0; v < V; v++) {
+                double square = 0;
+                for (int i = 0; i < c.shape.channels; i++) square += std::pow(m.parameters[0].value[(size_t)v * c.shape.channels + i], 2);
+                longest = std::fmax(longest, std::sqrt(square));
+            }
+            const double bound = 5 * forward_turn(c, r) * longest + fp32_error(c) * largest; // the largest of T V normal numbers: below five deviations
+            with_stored(r.stored, [&](auto zero) {
+                using T = decltype(zero);
+                GPT<T> gpt(c.shape, r, 1, T_, false, Pass::read);
+                gpt.initialise(1);
+                CHECK((gpt.moments.bytes() == 0 && gpt.gradients.bytes() == 0));
+                for (int first : {1, 3, T_}) {
+                    Cache<T> cache(c.shape, T_);
+                    Worst worst;
+                    for (int at = 0; at < T_;) {
+                        const int n = at ? 1 : first;
+                        const auto logits = read_on(gpt, cache, {text.x.begin() + at, text.x.begin() + at + n});
+                        at += n;
+                        REQUIRE((cache.length == at && (int)logits.size() == V));
+                        for (int v = 0; v < V; v++) worst.see((size_t)(at - 1) * V + v, logits[v], m.logits[(size_t)(at - 1) * V + v], bound);
+                    }
+                    check("logits", worst, V);
+                    CHECK_THROWS_AS(read_on(gpt, cache, {1}), Error); // it is full
+                }
+                Cache<T> cache(c.shape, T_);
+                read_on(gpt, cache, {1, 2});
+                CHECK_THROWS_WITH_AS(read_on(gpt, cache, {1, 2}), doctest::Contains("1 x 2 tokens after 2"), Error);
+            });
+        }
+}
+
+TEST_CASE("gpt: an evaluation, whose layers share memory, has the very logits of a training pass") {
+    const Shape deep = {5, 2, 12, 8, 40};
+    for (const Recipe& r : {recipe_fp32, recipe_bf16, recipe_fp16}) { // in FP8 the first scales would be another pass's
+        auto gpt = model(deep, r, 2, 8);
+        gpt->initialise(1);
+        const TokenBatch batch = gpt->upload(random_batch(deep, 2, 8, 1));
+        gpt->forward(batch, Pass::train);
+        const auto trained = floats_at(gpt->logits().data, gpt->logits().size());
+        gpt->forward(batch, Pass::evaluate);
+        CHECK((floats_at(gpt->logits().data, gpt->logits().size()) == trained));
+    }
+}
+
 TEST_CASE("gpt: what stands after a token changes no bit of its logits") {
     const Case& c = SMALL;
     for (const Recipe& r : RECIPES) {
@@ -599,6 +653,9 @@ TEST_CASE("gpt: memory_needed is what is allocated, and what a training pass use
                 CHECK(gpt->arena.used == m.activations);
                 gpt->forward(batch, Pass::evaluate);
                 CHECK(gpt->arena.used < m.activations);
+                const Memory less = memory_needed(c.shape, r, c.B, c.length, average, Pass::evaluate);
+                CHECK(gpt->arena.used == less.activations);
+                CHECK((less.masters == m.masters && less.low == m.low && less.averages == m.averages && !less.moments && !less.gradients));
             }
         }
 }

@@ -151,7 +151,7 @@ std::string text(Engine e, Format a, Format b) {
 }
 
 // Most divide no tile, no warp and no vector; sides of 1, and longer than all of these; one that all divide, and one that vectors do.
-const std::vector<Sizes> SIZES = {{3, 17, 33}, {17, 3, 257}, {1, 1, 1}, {1, 17, 33}, {33, 1, 17}, {33, 257, 17}, {257, 33, 3}, {5, 7, 1000}, {64, 32, 96}, {17, 168, 40}};
+const std::vector<Sizes> SIZES = {{3, 17, 33}, {17, 3, 257}, {1, 1, 1}, {1, 17, 33}, {33, 1, 17}, {33, 257, 17}, {257, 33, 3}, {5, 7, 1000}, {64, 32, 96}, {17, 168, 40}, {1, 40, 1000}};
 
 // One product in every way: into every output format, plain, with a bias, and added to what is there.
 void check_product(const Source& a_source, Operand a, const Source& b_source, Operand b, Sizes s) {
@@ -279,6 +279,15 @@ TEST_CASE("older GPUs, whose products take other instructions, get the same numb
     simulator::capability() = before;
 }
 #endif
+
+TEST_CASE("a single row goes to matvec where k lies contiguous in both") {
+    const Operand row = {nullptr, BF16, 0, 64, 1, 0, 0}, turned = row.transposed();
+    CHECK(fits_matvec(row, turned, {1, 8, 64}));
+    CHECK(!fits_matvec(row, turned, {2, 8, 64}));
+    CHECK(!fits_matvec(row, turned, {1, 8, 64, 1, 2}));
+    CHECK(!fits_matvec(row, row, {1, 8, 64}));
+    CHECK(!fits_matvec(turned, turned, {1, 8, 64}));
+}
 
 TEST_CASE("whole numbers in FP8 are multiplied exactly, whatever the scales") {
     const Sizes s = {17, 33, 1000}; // 1000 products of at most 64 stay below 2^24

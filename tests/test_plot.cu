@@ -387,7 +387,7 @@ TEST_CASE("plot: a path that cannot be written is refused by name, and nothing i
         save_chart("/no/such/folder/chart.png", chart);
         FAIL("not refused");
     } catch (const Error& e) {
-        CHECK(std::string(e.what()) == "cannot write /no/such/folder/chart.png: No such file or directory");
+        CHECK(std::string(e.what()) == "/no/such/folder/chart.png: its folder cannot be opened: No such file or directory");
         CHECK(e.status == 1); // a run that had to stop
     }
     // A folder stands where the picture should go: the picture is written in full, and cannot be renamed.

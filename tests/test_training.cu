@@ -627,52 +627,6 @@ TEST_CASE("training: evaluate is the mean over the validation windows, the same 
     });
 }
 
-// ==== drawing a token ================================================================================================
-
-TEST_CASE("training: a draw at temperature 0 is the largest logit, whatever the uniform number; of equals the first") {
-    for (float u : {0.0f, 0.5f, 1 - 0x1p-24f}) {
-        CHECK(draw({0.5f, -1, 3, 2.9f}, 0, u) == 2);
-        CHECK(draw({-5, -4, -4, -6}, 0, u) == 1);
-        CHECK(draw({0}, 0, u) == 0);
-        CHECK(draw({-1e30f, 1e30f}, 0, u) == 1);
-    }
-}
-
-TEST_CASE("training: each token has its own interval of the uniform number, as wide as its probability") {
-    const float small = std::log(1.0f), large = std::log(2.0f);
-    const float eps = 0x1p-20f;                              // more than the logits' own rounding can move a border
-    const std::vector<float> logits = {small, large, small}; // 1/4, 1/2, 1/4
-    for (const std::pair<float, int>& at : std::vector<std::pair<float, int>>{{0, 0}, {0.125f, 0}, {0.25f - eps, 0}, {0.25f + eps, 1}, {0.5f, 1}, {0.75f - eps, 1}, {0.75f + eps, 2}, {1 - 0x1p-24f, 2}})
-        CHECK_MESSAGE(draw(logits, 1, at.first) == at.second, at.first);
-    // At temperature 1/2 probabilities are squared: 1/6, 4/6, 1/6.
-    for (const std::pair<float, int>& at : std::vector<std::pair<float, int>>{{1 / 6.0f - eps, 0}, {1 / 6.0f + eps, 1}, {5 / 6.0f - eps, 1}, {5 / 6.0f + eps, 2}})
-        CHECK_MESSAGE(draw(logits, 0.5, at.first) == at.second, at.first);
-    // A temperature near 0 is as 0 is, and no size of logits overflows.
-    for (float u : {0.0f, 0.5f, 1 - 0x1p-24f}) {
-        CHECK(draw({1, 2, 1.5f}, 1e-300, u) == 1);
-        CHECK(draw({-3e38f, 3e38f, 0}, 1, u) == 1);
-        CHECK(draw({-INFINITY, 5, -INFINITY}, 1, u) == 1); // what has no probability is never drawn
-    }
-}
-
-TEST_CASE("training: the frequencies of 100,000 draws are those of softmax, within five standard deviations") {
-    const int n = 100000;
-    const Rng rng(3, Stream::sampling);
-    for (double temperature : {0.5, 0.8, 1.0, 3.0}) {
-        const auto logits = normals(7, 4, 1.5f);
-        std::vector<double> p;
-        std::vector<int> count(7);
-        double sum = 0;
-        for (float l : logits) p.push_back(std::exp(l / temperature)), sum += p.back();
-        for (int i = 0; i < n; i++) count.at(draw(logits, temperature, rng.uniform(i)))++;
-        for (int v = 0; v < 7; v++) {
-            const double expected = n * p[v] / sum, deviation = std::sqrt(expected * (1 - p[v] / sum));
-            CHECK_MESSAGE(std::fabs(count[v] - expected) <= 5 * deviation,
-                          format("temperature %g, token %d: %d, expected %.1f", temperature, v, count[v], expected));
-        }
-    }
-}
-
 // ==== the next token =================================================================================================
 
 TEST_CASE("training: next_logits are those of the last token of each text, whatever is padded or stands beside") {
@@ -700,33 +654,6 @@ TEST_CASE("training: next_logits are those of the last token of each text, whate
 
         CHECK_THROWS_WITH_AS(next_logits(t.gpt, {a, {}}, T), doctest::Contains("text 1 is empty"), Error);
         CHECK_THROWS_WITH_AS(next_logits(t.gpt, {a, a, a}, T), doctest::Contains("a batch of 3 x 8 tokens is larger"), Error);
-    });
-}
-
-TEST_CASE("training: generation is the same for the same seed, and at temperature 0 for every seed") {
-    each_recipe([](auto zero, const Recipe& r) {
-        Config c = training(), other = c;
-        other.seed = 2;
-        Trainee<decltype(zero)> t(r);
-        t.step();
-        const std::string before = state(t.gpt);
-        const auto text = generate(t.gpt, {1, 2}, 20, 1, c); // beyond the context of 8
-        CHECK(text.size() == 20);
-        for (int token : text) CHECK((token >= 0 && token < SHAPE.vocab));
-        CHECK(generate(t.gpt, {1, 2}, 20, 1, c) == text);
-        CHECK(generate(t.gpt, {1, 2}, 20, 1, other) != text);
-        CHECK(generate(t.gpt, {1, 2}, 5, 1, c) == std::vector<int>(text.begin(), text.begin() + 5));
-        CHECK(generate(t.gpt, {1, 2}, 0, 1, c).empty());
-
-        const auto greedy = generate(t.gpt, {1, 2}, 5, 0, c);
-        CHECK(generate(t.gpt, {1, 2}, 5, 0, other) == greedy);
-        std::vector<int> so_far = {1, 2};
-        for (int token : greedy) {
-            const auto logits = next_logits(t.gpt, {so_far}, c.context)[0];
-            CHECK(logits[token] == *std::max_element(logits.begin(), logits.end()));
-            so_far.push_back(token);
-        }
-        CHECK((state(t.gpt) == before));
     });
 }
 
