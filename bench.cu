@@ -3,6 +3,7 @@
 //   memory-bound kernel   bytes it has to move / time     in % of y = x or y += x over arrays that no cache holds
 //   matrix product        2 M N K / time                  in % of one square product of 1024 in the format multiplied
 //   training step         time                            as a multiple of its own matrix products, run alone
+//   a token of a text     time                            in % of what reading every weight once takes
 //   on a GPU              the same rows                   in % of cudaMemcpy from device to device, and of cuBLASLt's product of
 //                                                         the same sizes and formats (attention: of its square of 4096)
 //
@@ -157,7 +158,7 @@ struct Limit {
     std::string name; // ... or the reason why not
 };
 struct Limits {
-    Limit memory, products[5]; // by the format multiplied
+    Limit memory, reading, products[5]; // the last by the format multiplied
 } limits;
 
 template <class T>
@@ -169,6 +170,15 @@ template <class T>
 __global__ void add_kernel(T* y, const T* x, size_t n) {
     Chunk chunk(n);
     for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) y[i] += x[i];
+}
+
+template <class T> // one float for each chunk: writing them is nothing
+__global__ void read_kernel(T* sums, const T* x, size_t n) {
+    Chunk chunk(n);
+    T sum = 0;
+    for (size_t i = chunk.begin; i < chunk.end; i += BLOCK) sum += x[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
 // The limit of one product: on a GPU the library's rate for the same sizes and formats, elsewhere our own for a square.
@@ -212,6 +222,7 @@ void measure_limits() {
     limits.memory = memory("copy, y = x, 268 MB each, FP32", copy);
     const Limit added = memory("add, y += x, 268 MB each, FP32", add);
     if (add > copy) limits.memory = added; // a CPU reads what it is about to overwrite: its copies move half as much again
+    limits.reading = memory("read, sum of x, 268 MB, FP32", 4 * n / fastest([&] { launch(read_kernel<float>, chunks(n), BLOCK, y.data, (const float*)x.data, n); }));
 
 #if defined(__CUDACC__)
     limits.memory = memory("cudaMemcpy, 268 MB", 8 * n / fastest([&] { CUDA_CHECK(cudaMemcpy(y.data, x.data, 4 * n, cudaMemcpyDeviceToDevice)); }));
@@ -522,6 +533,38 @@ void bench_step(int) {
     for (auto& [kernel, launches] : kernels) line(kernel + ", ms", 2, [name = kernel](Run& r) { return r.ms(name); });
 }
 
+// ==== text, token by token ===========================================================================================
+
+// GPT-2 124M, its initial weights: one token after others, against reading each weight once.
+void bench_sampling(int context) {
+    const Shape gpt2 = {12, 12, 768, 1024, 50257};
+    printf("\n| GPT-2 124M, a token after %4d others    |     fp32 |     bf16 |     fp16 |      fp8 |\n"
+           "|:----------------------------------------|---------:|---------:|---------:|---------:|\n", context);
+    std::vector<double> ms, megabytes;
+    for (const Recipe& r : RECIPES)
+        with_stored(r.stored, [&](auto zero) {
+            using T = decltype(zero);
+            GPT<T> gpt(gpt2, r, 1, context, false, Pass::read);
+            gpt.initialise(1);
+            double bytes = 0;
+            for (const Parameter& p : gpt.parameters) bytes += p.name == "wpe.weight" ? 0 : p.size() * bytes_of(p.format);
+            Cache<T> cache(gpt2, context + 256);
+            read_on(gpt, cache, std::vector<int>(context, 1));
+            std::vector<double> times;
+            for (int i = 0; i < (quick ? 5 : 100); i++) times.push_back(1e3 * seconds(1, [&] { read_on(gpt, cache, {i}); }));
+            ms.push_back(median(times)), megabytes.push_back(bytes / 1e6);
+        });
+    auto line = [&](const std::string& what, int digits, auto value) {
+        printf("| %-39s", what.c_str());
+        for (size_t i = 0; i < ms.size(); i++) printf(" | %8.*f", digits, value(i));
+        printf(" |\n");
+    };
+    line("ms", 1, [&](int i) { return ms[i]; });
+    line("tokens/s", 1, [&](int i) { return 1e3 / ms[i]; });
+    line("weights, MB", 1, [&](int i) { return megabytes[i]; });
+    line("reading them once: % of that time", 1, [&](int i) { return 100 * megabytes[i] * 1e6 / limits.reading.rate / (ms[i] / 1e3); });
+}
+
 // ==== main ===========================================================================================================
 
 std::string processor() {
@@ -540,7 +583,7 @@ int main(int argc, char** argv) try {
     }
     printf("machine: %s  \nprocessor: %s  \ncompiler: %s\n", describe_machine().c_str(), processor().c_str(), __VERSION__);
     measure_limits();
-    if (only != "step")
+    if (only != "step" && only != "sampling")
         printf("\n| kernel                  | format       | size              |       MB |   MFLOP |       us | ns/element |         rate | of the limit    |\n"
                "|:------------------------|:-------------|:------------------|---------:|--------:|---------:|-----------:|-------------:|----------------:|\n");
     bool found = false;
@@ -560,6 +603,7 @@ int main(int argc, char** argv) try {
     bench("attention", {BT}, {bench_attention<float>, bench_attention<bf16>, bench_attention<fp16>});
     bench("matmul", ON_GPU ? std::vector<int>{BT, LARGE} : std::vector<int>{BT}, {bench_matmul});
     bench("step", {BT}, {bench_step});
+    bench("sampling", {256}, {bench_sampling});
     if (!found) refuse("--only %s: there is nothing of that name to time", only.c_str());
     return 0;
 } catch (const Error& e) {
