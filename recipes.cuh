@@ -17,7 +17,7 @@
 #include "fp8.cuh"
 
 // clang-format off
-enum Format { FP32, BF16, FP16, E4M3, E5M2 };
+enum Format : int { FP32, BF16, FP16, E4M3, E5M2 };
 // clang-format on
 
 struct Recipe {
