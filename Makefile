@@ -70,7 +70,7 @@ COMPILE = $(CXX) -x c++ -std=c++17 $(OPTIMISE) $(WARNINGS) $(OPENMP) $(INCLUDES)
 LINK = $(CXX) $(OPENMP)
 endif
 
-NO_KERNELS := test_claims test_config test_data test_decisions test_plot test_policy test_report test_safetensors test_stories test_tokenizer test_reference_model test_train_gpt
+NO_KERNELS := test_claims test_config test_data test_decisions test_plot test_policy test_report test_safetensors test_stories test_tokenizer test_reference_model test_weights test_train_gpt
 TESTS := $(patsubst tests/%.cu,$(BUILD)/tests/%.o,$(wildcard tests/*.cu))
 ifneq ($(filter sim%,$(MACHINE)),) # what has no kernels is tested on the CPU; the program, on both
 TESTS := $(filter-out $(patsubst %,$(BUILD)/tests/%.o,$(if $(filter sim,$(MACHINE)),$(filter-out test_train_gpt,$(NO_KERNELS)),$(NO_KERNELS))),$(TESTS))
@@ -155,9 +155,9 @@ racecheck: setup
 # Every reader of files on bytes of any kind, for SECONDS each; needs clang++. What is found new is kept in build/.
 fuzz: SECONDS ?= 600
 fuzz:
-	for reader in safetensors tokenizer; do \
+	for reader in safetensors tokenizer decisions tokens weights checkpoint; do \
 	    mkdir -p build/corpus_$$reader && clang++ -x c++ -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas -I. \
-	        fuzz/fuzz_$$reader.cpp -o build/fuzz_$$reader && build/fuzz_$$reader -max_total_time=$(SECONDS) -max_len=4096 build/corpus_$$reader fuzz/corpus/$$reader || exit 1; \
+	        fuzz/fuzz_$$reader.cpp -ldnnl -o build/fuzz_$$reader && build/fuzz_$$reader -max_total_time=$(SECONDS) -max_len=4096 build/corpus_$$reader fuzz/corpus/$$reader || exit 1; \
 	done
 
 # An hour or so: what make test does for some tests or one order of lanes, for all and several; a report in a browser; the stress text.
@@ -172,7 +172,8 @@ check-long: racecheck
 	@$(MAKE) $(JOBS) --no-print-directory MACHINE=cpu train_gpt
 	./train_gpt --recipe fp8 --steps 200 --reference --tolerance 1 --out out/report && sh scripts/check_report.sh out/report
 	sh experiments/stress.sh
-	sh scripts/check_kills.sh
+	sh scripts/check_kills.sh && sh scripts/check_kills.sh 60 --recipe fp16 --loss-scale-window 7 && sh scripts/check_kills.sh 60 --recipe bf16 --masters measured --rounding stochastic
+	sh scripts/check_disk_full.sh && sh scripts/check_long_run.sh
 	for order in 2 3 4 5; do FEWBITS_LANE_ORDER=$$order FEWBITS_PROGRAM=build/sim/train_gpt build/sim/run_tests || exit 1; done
 
 format:

@@ -63,7 +63,7 @@ inline std::string text_of(const Json& j, int indent = -1) { return j.dump(inden
 
 // What a run that goes on may have otherwise than before: how long, how it is watched, and where its data lie now.
 inline void check_same_run(Config before, Config now) {
-    static const std::string may_differ[] = {"--steps", "--save-every", "--keep", "--eval-every", "--eval-batches", "--sample", "--tokens", "--temperature", "--data", "--val-data", "--tokenizer", "--resume"};
+    static const std::string may_differ[] = {"--steps", "--save-every", "--keep", "--eval-every", "--eval-batches", "--sample", "--tokens", "--temperature", "--top-k", "--top-p", "--data", "--val-data", "--tokenizer", "--resume"};
     const Json was = json_of(before), is = json_of(now);
     each_option(now, [&](const char* name, auto&, const char*, auto...) {
         if (std::find(std::begin(may_differ), std::end(may_differ), name) == std::end(may_differ) && was.value(name + 2, Json()) != is.value(name + 2, Json()))
@@ -111,14 +111,15 @@ void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Js
         metadata["hash"] = hash_of(metadata);
         SafeTensorsWriter file((part / "state.safetensors").string(), tensors, metadata);
         each_table(gpt.policy, [&](const char*, void* data, size_t rows, size_t cols) { file.write(data, rows * cols * 4); });
+        std::vector<float> some(1 << 18); // stays in the cache; a copy of each tensor would take longer than the disk does
         for (const Parameter& p : gpt.parameters)
-            each_moment(p, [&](const std::string&, float* data) {
-                std::vector<float> x(p.size());
-                copy_to_host(x.data(), (const float*)data, x.size());
-                file.write(x.data(), x.size() * sizeof(float));
+            each_moment(p, [&](const std::string&, const float* data) {
+                for (size_t i = 0; i < p.size(); i += some.size()) {
+                    const size_t n = std::min(some.size(), p.size() - i);
+                    copy_to_host(some.data(), data + i, n), file.write(some.data(), n * sizeof(float));
+                }
             });
-        file.commit();
-        sync_folder(part.string()); // all that is in it, and then itself
+        file.commit(); // each file is on the disk, and the names of all with the last one
         fs::rename(part, at);
     } catch (const std::exception& e) { // a full disk: room is made, and the last good one stays
         std::error_code ignored;
@@ -157,7 +158,7 @@ inline Json checkpoint_json(const SafeTensors& state, const std::string& path, c
     if (said["format"] != CHECKPOINT) refuse("%s: its format is '%s'; expected '%s'", path.c_str(), said["format"].c_str(), CHECKPOINT);
     try {
         Json j = Json::parse(said[what]);
-        if (said.count("hash") && said["hash"] != hash_of(said)) refuse("%s: %s: the hash of all is %s; expected %s, as it was written", path.c_str(), what, hash_of(said).c_str(), said["hash"].c_str());
+        if (said.count("hash") && said["hash"] != hash_of(said)) refuse("%s: the hash of its options and progress is %s; expected %s, as it was written", path.c_str(), hash_of(said).c_str(), said["hash"].c_str());
         return j;
     } catch (const Json::exception& e) {
         refuse("%s: %s: %s", path.c_str(), what, e.what());
@@ -205,8 +206,7 @@ Json load_checkpoint(const std::filesystem::path& at, GPT<T>& gpt) {
     const std::string path = (at / "state.safetensors").string();
     const SafeTensors state(path);
     Json progress = checkpoint_json(state, path, "progress");
-    PolicyState& policy = gpt.policy;
-    const PolicyState own = policy;
+    PolicyState policy = gpt.policy;
     each_table(policy, [&](const char* name, void* data, size_t rows, size_t cols) {
         expected(state, path, name, {Dtype::I32}, {rows, cols});
         if (rows) memcpy(data, state.bytes(name).first, rows * cols * 4); // an empty table has no address
@@ -216,7 +216,8 @@ Json load_checkpoint(const std::filesystem::path& at, GPT<T>& gpt) {
     } catch (const Json::exception& e) {
         refuse("%s: progress: %s", path.c_str(), e.what());
     }
-    check(policy, own, path);
+    check(policy, gpt.policy, path);
+    gpt.policy = policy; // in place: the model's casts point into its tables
     for (size_t i = 0; i < gpt.parameters.size(); i++) {
         Parameter& p = gpt.parameters[i];
         p.has_master = policy.parameters[i].master;

@@ -29,7 +29,7 @@ inline std::string printable(const std::vector<int>& tokens, const Data& data) {
 // SIGINT and SIGTERM end the run after its step, with a checkpoint; a second one ends the program.
 volatile std::sig_atomic_t asked_to_stop = 0;
 struct Stopped { // thrown then: no twin and no other recipe is trained
-    std::string when; // and what is to be said of it
+    std::string when, next = {}; // what there is to say: that, and how to go on
 };
 inline void stop_on_signals() {
     struct sigaction action = {};
@@ -48,7 +48,6 @@ inline std::string shell_word(const std::string& text) {
     for (char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
     return plain ? text : word + "'";
 }
-inline std::string to_go_on(const std::string& out) { return "; to go on: ./train_gpt --resume " + shell_word(out); }
 
 // Continues --sample, and shows each token as it is drawn.
 template <class T>
@@ -137,8 +136,9 @@ inline void make_folders(const std::filesystem::path& path) {
     std::error_code error;
     if (std::filesystem::is_directory(path, error)) return;
     if (!in.empty()) make_folders(in);
-    if (std::filesystem::create_directory(path, error)) sync_folder(in.empty() ? "." : in.string());
-    else if (error) refuse("--out %s: cannot be made: %s", path.c_str(), error.message().c_str());
+    if (mkdir(path.c_str(), 0777) == 0) return sync_folder(in.empty() ? "." : in.string());
+    const int why = errno == EEXIST ? ENOTDIR : errno;
+    if (!std::filesystem::is_directory(path, error)) refuse("--out %s: cannot be made: %s", path.c_str(), strerror(why)); // else it is "a/.", made with "a"
 }
 
 // Trains with one recipe, on all batches but those `without`. OUT/log.jsonl has a line per step and per evaluation.
@@ -278,7 +278,7 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         if (c.saves && !r.skipped && (stopped || (c.save_every && (at.applied % c.save_every == 0 || at.applied == c.steps)))) save();
         if (stopped) {
             finish_logs();
-            throw Stopped{format("after step %d of %d", at.applied, c.steps) + (c.saves ? to_go_on(c.out) : "")};
+            throw Stopped{format("after step %d of %d", at.applied, c.steps), c.saves ? "; to go on: ./train_gpt --resume " + shell_word(c.out) : ""};
         }
     }
     if (terminal) printf("\n");
@@ -335,7 +335,7 @@ inline void train_all_recipes(const Config& c, const Shape& shape, const Data& d
             train_recipe(one, shape, data);
             runs.push_back({r.name, one.out}), done += (done.empty() ? "" : ", ") + runs.back().first;
         } catch (const Stopped& s) {
-            throw Stopped{format("in recipe %s ", r.name) + s.when + "; finished are: " + (done.empty() ? "none" : done) + "; nothing is compared"};
+            throw Stopped{format("in recipe %s, ", r.name) + s.when + "; finished: " + (done.empty() ? "none" : done) + "; nothing is compared", s.next};
         }
     remove_parts(out);
     draw_losses((out / "compare.png").string(), "Four recipes, the same data in the same order", runs);
@@ -360,8 +360,8 @@ inline void train_with_reference(const Config& c, const Shape& shape, const Data
         try {
             train_recipe(twin, shape, data, run.dropped);
         } catch (const Stopped& s) {
-            const bool saved = !checkpoints_in(out).empty();
-            throw Stopped{format("in the twin in %s ", name) + s.when + "; the run itself is finished, nothing is claimed" + (saved ? "; to train its twins again: ./train_gpt --resume " + shell_word(c.out) : "")};
+            throw Stopped{format("in the twin %s, ", name) + s.when + "; the run itself is finished, nothing is claimed",
+                          checkpoints_in(out).empty() ? "" : "; to train its twins again: ./train_gpt --resume " + shell_word(c.out)};
         }
         return ending_of_run(twin.out);
     };

@@ -29,7 +29,7 @@ inline Config options_of(int argc, char** argv, std::optional<Weights>& weights)
         Config model;
         model.layers = s.layers, model.heads = s.heads, model.channels = s.channels, model.context = s.context, model.vocab = s.vocab;
         const std::string folder = std::filesystem::path(weights->path).parent_path().string();
-        if (!tokenizer_files(folder.empty() ? "." : folder).empty()) model.tokenizer = folder.empty() ? "." : folder;
+        if (weights->tokens.empty() && !tokenizer_files(folder.empty() ? "." : folder).empty()) model.tokenizer = folder.empty() ? "." : folder;
         c = parse_options(argc, argv, model);
         const std::tuple<const char*, int, int> fixed[] = {{"--layers", c.layers, s.layers}, {"--heads", c.heads, s.heads}, {"--channels", c.channels, s.channels}, {"--vocab", c.vocab, s.vocab}};
         for (auto [name, given, its] : fixed)
@@ -39,10 +39,12 @@ inline Config options_of(int argc, char** argv, std::optional<Weights>& weights)
     const int uses = !c.evaluate.empty() + !c.write_to.empty() + !c.data.empty();
     if (c.from.empty() && !(c.evaluate + c.write_to).empty()) refuse("--evaluate and --export need --from, the model");
     if (!c.from.empty() && uses > 1) refuse("--data, --evaluate and --export: expected one of them");
+    if (!c.from.empty() && c.data.empty() && (c.compare || c.reference || c.steps != Config().steps)) refuse("--from %s with --steps, --compare or --reference: expected --data too, to train on", c.from.c_str());
     return c;
 }
 
 inline void check_data(const Data& data, const Config& c, const std::optional<Weights>& weights) {
+    if (!c.sample.empty() && !data.encode && !c.tokenizer.empty()) refuse("--sample %s: --tokenizer %s only decodes: it has no merges, with which text becomes tokens", c.sample.c_str(), c.tokenizer.c_str());
     if (!c.sample.empty() && !data.encode)
         refuse("--sample %s: these data are %d kinds of tokens, and without --tokenizer no text can be made of them", c.sample.c_str(), data.vocab);
     for (unsigned char ch : c.sample)
@@ -59,22 +61,37 @@ inline size_t parameters_of(const Shape& shape) {
 
 // ==== a model that is there ==========================================================================================
 
+inline bool is_llmc(const std::string& path) { return std::filesystem::path(path).extension() == ".bin"; }
+
+// Makes the folder that --export writes to. A run's is refused: its options and weights have the same names.
+inline void make_folder(const std::string& to) {
+    const std::filesystem::path path(to);
+    if (path.extension() == ".safetensors") refuse("--export %s: expected a folder, for model.safetensors and config.json, or a name that ends with .bin", to.c_str());
+    for (const char* name : {"log.jsonl", "state.safetensors"})
+        if (std::filesystem::exists(path / name)) refuse("--export %s: is a run's folder, with %s in it: name another one", to.c_str(), name);
+    std::error_code error;
+    if (std::filesystem::create_directories(path, error); error) refuse("--export %s: cannot be made a folder: %s", to.c_str(), error.message().c_str());
+}
+
 template <class T>
 void use(const Weights& weights, const Config& c) {
     const Shape& shape = weights.shape;
-    const bool samples = c.evaluate.empty() && c.write_to.empty();
+    const bool evaluates = !c.evaluate.empty(), exports = !c.write_to.empty(), samples = !evaluates && !exports;
     const Recipe recipe = recipe_named(c.recipe);
     const auto tokenizer = c.tokenizer.empty() ? nullptr : std::make_shared<const Tokenizer>(load_tokenizer(c.tokenizer));
+    if (tokenizer && tokenizer->size() > shape.vocab) refuse("--tokenizer %s has %d tokens, the vocabulary of %s is %d", c.tokenizer.c_str(), tokenizer->size(), weights.path.c_str(), shape.vocab);
     Data data;
-    if (!c.evaluate.empty()) { // all of the file, on either side
+    if (evaluates) { // all of the file, on either side
         data = load_data(c.evaluate, c.evaluate, c.vocab, c.tokenizer);
         if (data.validation.count() < 2) refuse("--evaluate %s has %zu tokens; expected 2 or more: the first is only read", c.evaluate.c_str(), data.validation.count());
     } else if (data.vocab = shape.vocab; tokenizer) speak(data, tokenizer), data.vocab = tokenizer->size();
     else if (weights.tokens == "bytes") speak_bytes(data);
     check_data(data, c, weights);
+    if (exports && !is_llmc(c.write_to)) make_folder(c.write_to);
 
     const Pass pass = samples ? Pass::read : Pass::evaluate;
-    const int batch = c.evaluate.empty() ? 1 : c.batch, length = c.write_to.empty() ? c.context : 1;
+    const int length = exports ? 1 : (evaluates ? (int)std::min<size_t>(c.context, data.validation.count() - 1) : c.context);
+    const int batch = evaluates ? (int)std::min<size_t>(c.batch, (data.validation.count() - 1) / length) : 1;
     const size_t needed = memory_needed(shape, recipe, batch, length, false, pass).total() + Cache<T>::bytes(shape, samples ? c.context : 0);
     if (needed > machine_memory()) refuse("%s needs %zu bytes of memory with --batch %d and --context %d; this machine has %zu", weights.path.c_str(), needed, batch, length, machine_memory());
     GPT<T> gpt(shape, recipe, batch, length, false, pass);
@@ -82,21 +99,19 @@ void use(const Weights& weights, const Config& c) {
     fprintf(stderr, "model: %s: %d layers, %d heads, %d channels, context %d, vocabulary %d: %zu parameters; recipe %s\n", weights.path.c_str(), shape.layers, shape.heads, shape.channels, shape.context,
             shape.vocab, parameters_of(shape), recipe.name);
 
-    if (!c.write_to.empty()) {
-        const std::string& to = c.write_to;
-        const bool llmc = to.size() >= 4 && to.compare(to.size() - 4, 4, ".bin") == 0;
-        if (llmc) write_llmc(to, gpt, recipe.stored == FP32 ? FP32 : BF16);
-        else {
-            std::filesystem::create_directories(to);
-            write_safetensors(to, gpt, weights.tokens);
-            if (tokenizer) copy_tokenizer(c.tokenizer, to);
-        }
-        printf("%s holds %s\n", to.c_str(), llmc ? format("llm.c's model in %s", name_of(recipe.stored == FP32 ? FP32 : BF16)).c_str() : "model.safetensors and config.json");
-    } else if (!c.evaluate.empty()) {
+    if (exports && is_llmc(c.write_to)) {
+        const Format f = recipe.stored == FP32 ? FP32 : BF16;
+        write_llmc(c.write_to, gpt, f);
+        printf("%s holds llm.c's model in %s\n", c.write_to.c_str(), name_of(f));
+    } else if (exports) {
+        write_safetensors(c.write_to, gpt, weights.tokens);
+        if (tokenizer) copy_tokenizer(c.tokenizer, c.write_to);
+        printf("%s holds model.safetensors and config.json\n", c.write_to.c_str());
+    } else if (evaluates) {
         const double loss = evaluate_all(gpt, data.validation, c);
         const MappedFile file = map_file(c.evaluate);
         printf("loss %.6f nats per token, perplexity %.4f", loss, std::exp(loss));
-        if (kind_of(file) == TokenFile::text) printf(", %.4f bits per byte", loss * (data.validation.count() - 1) / std::log(2.0) / file.size);
+        if (kind_of(file) == TokenFile::text) printf(", %.4f bits per byte", loss * (data.validation.count() - 1) / std::log(2.0) / (file.size - data.decode({data.validation[0]}).size()));
         printf("; %zu tokens of %s after the first\n", data.validation.count() - 1, c.evaluate.c_str());
     } else {
         const double start = seconds_now();
@@ -133,7 +148,7 @@ int main(int argc, char** argv) try {
         return printf("%s holds report.html and heat.png\n", c.report.c_str()), 0;
     }
 
-    stop_on_signals();
+    if ((c.evaluate + c.write_to).empty()) stop_on_signals(); // after a step or a token
     if (!c.from.empty() && c.data.empty() && c.resume.empty()) return with_stored(recipe_named(c.recipe).stored, [&](auto zero) { use<decltype(zero)>(*weights, c); }), 0;
 
     printf("machine: %s\n", describe_machine().c_str());
@@ -150,7 +165,7 @@ int main(int argc, char** argv) try {
     if (c.compare) return train_all_recipes(c, shape, data), 0;
     return train_recipe(c, shape, data), 0;
 } catch (const Stopped& s) {
-    return printf("\nstopped by a signal %s\n", s.when.c_str()), 0;
+    return printf("\nstopped by a signal %s%s\n", s.when.c_str(), s.next.c_str()), 0;
 } catch (const Error& e) {
     return failed(e, e.status);
 } catch (const std::exception& e) {

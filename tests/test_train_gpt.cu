@@ -3,12 +3,15 @@
 #include "config.h"
 #include "rng.h"
 #include "safetensors.h"
+#include "temp_dir.h"
 #include "tiny_tokenizer.h"
 #include <doctest/doctest.h>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <csignal>
 #include <sstream>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -324,8 +327,8 @@ TEST_CASE("a folder that cannot be made or written to is refused, with the reaso
     Folder f;
     const Args few = TINY + BRIEF + Args{"--steps", "1", "--data", f.write("text", some_text())};
     const std::string file = f.write("file", "mine");
-    check_refused(few + Args{"--out", file}, {"--out " + file, "Not a directory"});
-    check_refused(few + Args{"--out", file + "/deeper"}, {"--out " + file, "Not a directory"});
+    check_refused(few + Args{"--out", file}, {"--out " + file, "cannot be made: Not a directory"});
+    check_refused(few + Args{"--out", file + "/deeper"}, {"--out " + file, "cannot be made: Not a directory"});
     CHECK(read(file) == "mine");
     fs::create_directories(f / "taken/log.jsonl");
     check_refused(few + Args{"--out", f / "taken"}, {"log.jsonl", "Is a directory"});
@@ -333,7 +336,7 @@ TEST_CASE("a folder that cannot be made or written to is refused, with the reaso
     if (geteuid() != 0) {
         fs::create_directory(f / "locked");
         fs::permissions(f / "locked", fs::perms::owner_read | fs::perms::owner_exec);
-        check_refused(few + Args{"--out", f / "locked/out"}, {"--out", "log.jsonl"});
+        check_refused(few + Args{"--out", f / "locked/out"}, {"--out", "locked/out", "Permission denied"});
     }
     fs::create_directories(f / "picture/loss.png");
     const Outcome o = run(few + Args{"--out", f / "picture"});
@@ -360,13 +363,13 @@ TEST_CASE("a refused run leaves the files of the run before as they were") {
 
 TEST_CASE("a full disk stops the run with status 1 and says so") {
     if (!fs::exists("/dev/full")) return; // Linux has it
-    for (const char* name : {"log.jsonl", "config.json"}) {
+    for (const char* name : {"log.jsonl", "decisions.jsonl", "shadow.jsonl"}) {
         Folder f;
         fs::create_directory(f / "out");
         fs::create_symlink("/dev/full", f / (std::string("out/") + name));
-        const Outcome o = run(TINY + BRIEF + Args{"--steps", "2", "--data", f.write("text", some_text()), "--out", f / "out"});
+        const Outcome o = run(TINY + BRIEF + Args{"--steps", "2", "--shadow-every", "1", "--data", f.write("text", some_text()), "--out", f / "out"});
         CHECK(o.status == 1);
-        check_line(o, {f / "out", name, "disk full"});
+        check_line(o, {f / "out", name, "cannot be written: No space left on device"});
         CHECK(!fs::exists(f / "out/loss.png"));
     }
 }
@@ -860,6 +863,40 @@ std::string timeless(const std::string& log) {
     }
     return text;
 }
+// A copy of a run's folder as it was when it had come to its checkpoint of this step; the logs have what it wrote after that.
+void copy_until(const std::string& out, int step, const std::string& to) {
+    fs::remove_all(to), fs::copy(out, to, fs::copy_options::recursive);
+    for (const auto& entry : std::vector<fs::path>(fs::directory_iterator(to), fs::directory_iterator()))
+        if (int of; sscanf(entry.filename().c_str(), "step_%d", &of) == 1 && of > step) fs::remove_all(entry);
+}
+int parts_in(const std::string& out) { // what a run is in the middle of writing
+    int parts = 0;
+    for (auto& entry : fs::recursive_directory_iterator(out)) parts += entry.path().extension() == ".part";
+    return parts;
+}
+// Writes fail at this size of a file, as on a full disk; for this process and those that it starts.
+struct SmallFiles {
+    rlimit old;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    explicit SmallFiles(size_t most) {
+        getrlimit(RLIMIT_FSIZE, &old);
+        const rlimit small = {(rlim_t)most, old.rlim_max};
+        setrlimit(RLIMIT_FSIZE, &small);
+    }
+    ~SmallFiles() { setrlimit(RLIMIT_FSIZE, &old), signal(SIGXFSZ, handler); }
+};
+// Starts the program, sends these signals one after the other as soon as the file (which has to stay) is there and not empty, and
+// waits for its end.
+Outcome run_until(const std::string& there, const Args& signals, const Args& args) {
+    Folder streams;
+    std::string command = "OMP_NUM_THREADS=1 " + quoted(getenv("FEWBITS_PROGRAM") ? getenv("FEWBITS_PROGRAM") : "./train_gpt");
+    for (const std::string& a : args) command += " " + quoted(a);
+    command += " >" + quoted(streams / "out") + " 2>" + quoted(streams / "err") + " & p=$!; until [ -s " + quoted(there) + " ] || ! kill -0 $p; do sleep 0.01; done; ";
+    for (const std::string& signal : signals) command += "kill -" + signal + " $p; ";
+    const int status = std::system((command + "wait $p").c_str());
+    return {WEXITSTATUS(status), read(streams / "out"), read(streams / "err")};
+}
+
 void check_same(const std::string& a, const std::string& b, const Args& checkpoints) {
     for (const std::string& step : checkpoints) {
         CAPTURE(step);
@@ -870,7 +907,7 @@ void check_same(const std::string& a, const std::string& b, const Args& checkpoi
     CHECK(read(a + "/config.json").size() > 100);
 }
 // A step after which FP8 would grow a scale, in the middle of a loss scale's interval, of a window, of an epoch.
-const Args SAVED = {"--batch", "2", "--accumulate", "2", "--steps", "29", "--save-every", "1", "--keep", "100", "--ema", "0.75", "--eval-every", "4", "--eval-batches", "1",
+const Args SAVED = {"--batch", "2", "--accumulate", "2", "--steps", "29", "--keep", "100", "--ema", "0.75", "--eval-every", "4", "--eval-batches", "1",
                     "--shadow-every", "3", "--scale-window", "5", "--loss-scale-window", "3", "--tokens", "4"};
 
 } // namespace
@@ -885,18 +922,17 @@ TEST_CASE("a run that goes on from any of its checkpoints ends with the same byt
 #endif
     for (const Args& way : ways) {
         CAPTURE(way[1]);
-        Run whole(SAVED + Args{"--lr", "0.01"} + way);
+        Run whole(SAVED + Args{"--save-every", "1", "--lr", "0.01"} + way);
         REQUIRE_GOOD(whole);
         if (way[1] == "fp16") CHECK(contains(timeless(whole / "out/log.jsonl"), "\"skipped\":true"));
         for (int from : places) {
             CAPTURE(from);
             Folder f;
-            fs::copy(whole / "out", f / "out", fs::copy_options::recursive);
-            for (int step = from + 1; step <= 29; step++) fs::remove_all(f / ("out/step_" + std::to_string(step)));
-            const Outcome o = run({"--resume", f / "out"});
+            copy_until(whole / "out", from, f / "out");
+            const Outcome o = run({"--resume", f / "out", "--save-every", "7"});
             REQUIRE_MESSAGE(o.status == 0, o.err);
             CHECK(contains(o.out, "going on from "));
-            check_same(whole / "out", f / "out", {"step_1", "step_" + std::to_string(std::min(from + 1, 29)), "step_29"});
+            check_same(whole / "out", f / "out", {"step_1", "step_21", "step_29"});
             CHECK(run({"--replay", f / "out"}).status == 0);
         }
     }
@@ -904,7 +940,7 @@ TEST_CASE("a run that goes on from any of its checkpoints ends with the same byt
 
 // An attempt that has to be replayed, or dropped, is none to save after: the next applied one is, and knows what went before.
 TEST_CASE("a run goes on after replayed and dropped steps as if it had not stopped") {
-    const Args spiky = SAVED + Args{"--recipe", "fp8", "--lr", "0.05", "--warmup", "2", "--scale-margin", "0", "--scale-deadband", "1", "--scale-interval", "1", "--clip", "0"};
+    const Args spiky = SAVED + Args{"--save-every", "1", "--recipe", "fp8", "--lr", "0.05", "--warmup", "2", "--scale-margin", "0", "--scale-deadband", "1", "--scale-interval", "1", "--clip", "0"};
     Run whole(spiky);
     REQUIRE_GOOD(whole);
     std::vector<int> after; // applied steps just after one that was taken back
@@ -918,9 +954,8 @@ TEST_CASE("a run goes on after replayed and dropped steps as if it had not stopp
 #endif
     for (int from : after) {
         Folder f;
-        fs::copy(whole / "out", f / "out", fs::copy_options::recursive);
-        for (int step = from + 1; step <= 29; step++) fs::remove_all(f / ("out/step_" + std::to_string(step)));
-        REQUIRE(run({"--resume", f / "out"}).status == 0);
+        copy_until(whole / "out", from, f / "out");
+        REQUIRE(run({"--resume", f / "out", "--save-every", "29"}).status == 0);
         check_same(whole / "out", f / "out", {"step_29"});
     }
 }
@@ -928,26 +963,162 @@ TEST_CASE("a run goes on after replayed and dropped steps as if it had not stopp
 TEST_CASE("SIGINT and SIGTERM end the step, save, say how to go on, and are no failure") {
     for (const char* signal : {"INT", "TERM"}) {
         Folder f;
-        const std::string text = f.write("text", some_text()), log = f / "out/log.jsonl";
-        const Args args = TINY + QUIET + Args{"--recipe", "bf16", "--data", text, "--steps", "1000000", "--out", f / "out"};
-        std::string command = "OMP_NUM_THREADS=1 " + quoted(getenv("FEWBITS_PROGRAM") ? getenv("FEWBITS_PROGRAM") : "./train_gpt");
-        for (const std::string& a : args) command += " " + quoted(a);
-        command += " >" + quoted(f / "said") + " 2>&1 & p=$!; until [ -s " + quoted(log) + " ]; do sleep 0.01; done; kill -" + signal + " $p; wait $p";
-        CHECK(std::system(command.c_str()) == 0);
-        const std::string said = read(f / "said");
-        CHECK(contains(said, "stopped by a signal after step "));
-        CHECK(contains(said, "to go on: ./train_gpt --resume " + (f / "out")));
+        TempDir plain; // its name needs no quotes
+        const bool quotes = signal == "INT"s;
+        const std::string text = f.write("text", some_text()), out = quotes ? f / "out" : plain.at("out"), log = out + "/log.jsonl";
+        const Args args = TINY + QUIET + Args{"--recipe", "bf16", "--data", text, "--steps", "1000000", "--out", out};
+        const Outcome stopped = run_until(log, {signal}, args);
+        CHECK(stopped.status == 0);
+        CHECK(stopped.err == "");
+        CHECK(contains(stopped.out, "stopped by a signal after step "));
+        CHECK(contains(stopped.out, "to go on: ./train_gpt --resume " + (quotes ? quoted(out) : out) + "\n")); // for a shell
         const int step = Json::parse(lines_of(read(log)).back())["step"];
-        REQUIRE(fs::exists(f / ("out/step_" + std::to_string(step) + "/state.safetensors")));
-        CHECK(fs::exists(f / "out/report.html"));
+        REQUIRE(fs::exists(out + "/step_" + std::to_string(step) + "/state.safetensors"));
+        CHECK(fs::exists(out + "/report.html"));
 
         const std::string last = std::to_string(step + 3);
-        const Outcome o = run({"--resume", f / "out", "--steps", last, "--save-every", "3", "--keep", "1"}); // what is given now counts
+        const Outcome o = run({"--resume", out, "--steps", last, "--save-every", "3", "--keep", "1"}); // what is given now counts
         REQUIRE_MESSAGE(o.status == 0, o.err);
-        CHECK(fs::exists(f / ("out/step_" + last)));
-        CHECK(!fs::exists(f / ("out/step_" + std::to_string(step)))); // the newest one is kept
+        CHECK(fs::exists(out + "/step_" + last));
+        CHECK(!fs::exists(out + "/step_" + std::to_string(step))); // the newest one is kept
         check_refused(args, {"--out", "holds step_" + last, "--resume"});
     }
+}
+
+TEST_CASE("a second signal ends the program at once, with status 130, and what was saved is whole") {
+    Folder f;
+    const Args args = TINY + QUIET + Args{"--recipe", "fp8", "--data", f.write("text", some_text()), "--steps", "100"};
+    REQUIRE(run(args + Args{"--save-every", "100", "--out", f / "whole"}).status == 0);
+    const Outcome o = run_until(f / "out/step_3/config.json", {"INT", "TERM"}, args + Args{"--save-every", "1", "--keep", "100", "--out", f / "out"});
+    CHECK(o.status == 130);
+    CHECK(!fs::exists(f / "out/report.html")); // at once
+    REQUIRE(run({"--resume", f / "out", "--save-every", "100"}).status == 0);
+    check_same(f / "whole", f / "out", {"step_100"});
+    CHECK(parts_in(f / "out") == 0);
+}
+
+TEST_CASE("a signal during a twin, or a later recipe, says what is finished and what is not") {
+    Folder f;
+    const std::string text = f.write("text", some_text()), claims = f / "out/claims.json";
+    const Args few = TINY + QUIET + Args{"--data", text, "--steps", "300"};
+    Outcome o = run_until(f / "out/fp32/log.jsonl", {"INT"}, few + Args{"--reference", "--out", f / "out", "--save-every", "300"});
+    CHECK(o.status == 0);
+    CHECK(o.err == "");
+    CHECK(contains(o.out, "stopped by a signal in the twin fp32"));
+    CHECK(contains(o.out, "; the run itself is finished, nothing is claimed; to train its twins again: ./train_gpt --resume " + quoted(f / "out") + "\n"));
+    CHECK(fs::exists(f / "out/report.html"));
+    CHECK(!fs::exists(claims));
+    o = run({"--resume", f / "out"}); // as it said
+    CHECK(o.status == 0);
+    CHECK(Json::parse(read(claims))["claims"].size() == 4);
+
+    o = run_until(f / "four/bf16/log.jsonl", {"INT"}, few + Args{"--compare", "--out", f / "four"});
+    CHECK(o.status == 0);
+    CHECK(contains(o.out, "stopped by a signal in recipe bf16, after step "));
+    CHECK(contains(o.out, "; finished: fp32; nothing is compared; to go on: ./train_gpt --resume " + quoted(f / "four/bf16") + "\n"));
+    CHECK(fs::exists(f / "four/bf16/report.html"));
+    CHECK(!fs::exists(f / "four/fp16"));
+}
+
+TEST_CASE("a disk that fills up within a checkpoint or a log leaves the last good checkpoint, and a run that goes on as if nothing had been") {
+    Run whole(QUIET + Args{"--recipe", "fp8", "--steps", "9", "--save-every", "3", "--keep", "100"});
+    REQUIRE_GOOD(whole);
+    const std::string out = whole / "out", at = out + "/step_3/";
+    size_t fifth = 0; // where the line of the fourth attempt ends; none is replayed
+    for (int line = 0; line < 5; line++) fifth = read(out + "/decisions.jsonl").find('\n', fifth) + 1;
+    const std::pair<const char*, size_t> places[] = {{"decisions.jsonl", fifth - 1}, {"model.safetensors", fs::file_size(at + "model.safetensors") - 1}, {"state.safetensors", fs::file_size(at + "state.safetensors") - 1}};
+    for (auto [name, most] : places) {
+        CAPTURE(name);
+        Folder f;
+        copy_until(out, 3, f / "out");
+        Outcome o;
+        {
+            SmallFiles full(most);
+            o = run({"--resume", f / "out"});
+        }
+        CHECK(o.status == 1);
+        check_line(o, {f / "out", name, "cannot be written: File too large"});
+        CHECK(parts_in(f / "out") == 0);
+        CHECK(!fs::exists(f / "out/step_6"));
+        REQUIRE(run({"--resume", f / "out", "--save-every", "9"}).status == 0);
+        check_same(out, f / "out", {"step_3", "step_9"});
+    }
+}
+
+TEST_CASE("what a killed run left half written, half removed or half a line is gone when it goes on, and changes nothing") {
+    Run whole(QUIET + Args{"--recipe", "bf16", "--steps", "9", "--save-every", "3", "--keep", "100", "--shadow-every", "1"});
+    REQUIRE_GOOD(whole);
+    Folder f;
+    copy_until(whole / "out", 6, f / "out");
+    for (const char* name : {"step_9.part", "step_2.part"}) fs::create_directory(f / (std::string("out/") + name)), f.write(std::string("out/") + name + "/model.safetensors", "half");
+    for (const char* name : {"config.json.part", "report.html.part", "heat.png.part", "loss.png.part"}) f.write(std::string("out/") + name, "half");
+    for (const char* name : {"notes.part", "step_4.part.mine"}) f.write(std::string("out/") + name, "not a run's");
+    for (const char* name : {"log.jsonl", "decisions.jsonl", "shadow.jsonl"}) fs::resize_file(f / (std::string("out/") + name), fs::file_size(f / (std::string("out/") + name)) - 7);
+    const Outcome o = run({"--resume", f / "out"});
+    REQUIRE_MESSAGE(o.status == 0, o.err);
+    check_same(whole / "out", f / "out", {"step_6", "step_9"});
+    CHECK(parts_in(f / "out") == 1);
+    CHECK(read(f / "out/notes.part") + read(f / "out/step_4.part.mine") == "not a run'snot a run's");
+
+    fs::create_directories(f / "new/step_3.part"); // killed within its first checkpoint: there is none to go on from
+    check_refused({"--resume", f / "new"}, {"there is no checkpoint"});
+    CHECK(run(TINY + QUIET + Args{"--data", f.write("text", some_text()), "--steps", "2", "--save-every", "2", "--out", f / "new"}).status == 0);
+    CHECK(parts_in(f / "new") == 0);
+    CHECK(fs::exists(f / "new/step_2"));
+}
+
+TEST_CASE("a damaged checkpoint is refused by what is wrong with it, and the one before it, if whole, is offered and goes on") {
+    Run whole(QUIET + Args{"--recipe", "fp8", "--steps", "6", "--save-every", "2", "--keep", "3"});
+    REQUIRE_GOOD(whole);
+    Folder f;
+    const std::string out = f / "out", newest = out + "/step_6/";
+    const std::string offer = "; step_4 before it is whole: remove step_6 to go on from there";
+    for (const char* name : {"model.safetensors", "state.safetensors", "config.json"}) {
+        CAPTURE(name);
+        copy_until(whole / "out", 6, out);
+        fs::resize_file(newest + name, fs::file_size(newest + name) - 10);
+        check_refused({"--resume", out}, {newest + name, offer});
+        fs::resize_file(newest + name, 0);
+        check_refused({"--resume", out}, {newest + name, offer});
+        fs::remove(newest + name);
+        check_refused({"--resume", out}, {newest + name, offer});
+    }
+    std::string older = out + "/step_4/state.safetensors";
+    fs::resize_file(older, 1000);
+    check_refused({"--resume", out}, {newest, "; step_2 before it is whole: remove step_6 and step_4 to go on from there"});
+    fs::remove_all(out + "/step_6"), fs::remove_all(out + "/step_4"); // as it said
+    REQUIRE(run({"--resume", out}).status == 0);
+    check_same(whole / "out", out, {"step_4", "step_6"});
+    fs::remove_all(out + "/step_2"), fs::resize_file(older, 1000), fs::resize_file(newest + "state.safetensors", 1000);
+    check_refused({"--resume", out}, {newest});
+    CHECK(!contains(run({"--resume", out}).err, "remove"));
+}
+
+TEST_CASE("a bit that flipped in a checkpoint's headers is found, or says nothing") {
+    Run whole(QUIET + Args{"--recipe", "fp8", "--steps", "4", "--save-every", "2"});
+    REQUIRE_GOOD(whole);
+    const Rng rng(2, Stream::test);
+    int found = 0;
+    for (int i = 0; i < 18; i++) {
+        Folder f;
+        copy_until(whole / "out", 2, f / "out");
+        const char* name = i < 3 ? "config.json" : i < 9 ? "model.safetensors" : "state.safetensors";
+        const std::string path = f / (std::string("out/step_2/") + name);
+        std::string bytes = read(path);
+        size_t header = bytes.size();
+        if (i >= 3) header = 8 + (unsigned char)bytes[0] + ((size_t)(unsigned char)bytes[1] << 8) + ((size_t)(unsigned char)bytes[2] << 16);
+        const size_t place = rng.bits(2 * i) % header;
+        bytes[place] ^= (char)(1 << rng.bits(2 * i + 1) % 8);
+        std::ofstream(path, std::ios::binary) << bytes;
+        const Outcome o = run({"--resume", f / "out"});
+        CAPTURE(name);
+        CAPTURE(place);
+        CAPTURE(o.err);
+        if (o.status == 0) check_same(whole / "out", f / "out", {"step_4"});
+        CHECK((o.status == 0 || o.status == 2));
+        found += o.status == 2;
+    }
+    CHECK(found >= 14); // config.json has what only others read
 }
 
 TEST_CASE("what is no checkpoint, or another model's, is refused by name and both values") {
@@ -965,6 +1136,7 @@ TEST_CASE("what is no checkpoint, or another model's, is refused by name and bot
         REQUIRE(contains(bytes, from));
         REQUIRE(from.size() == to.size());
         bytes.replace(bytes.find(from), from.size(), to);
+        if (contains(bytes, "\"hash\"")) bytes.replace(bytes.find("\"hash\""), 6, "\"hast\""); // as before there was one
         std::ofstream(state, std::ios::binary) << bytes;
     };
     with_state("fewbits checkpoint 1", "fewbits checkpoint 2");
@@ -1003,6 +1175,192 @@ TEST_CASE("what is no checkpoint, or another model's, is refused by name and bot
     weights.replace(weights.size() - 4, 4, (const char*)&nan, 4);
     std::ofstream(model, std::ios::binary) << weights;
     check_refused({"--resume", r / "out"}, {"model.safetensors: ln_f.bias[15] is nan; expected a finite number"});
+}
+
+// ==== models from elsewhere ==========================================================================================
+
+namespace {
+
+// A run of two steps with a checkpoint, and its one set of weights as a folder for others and as llm.c's file.
+struct Model : Run {
+    std::string weights = *this / "out/step_2/model.safetensors", folder = *this / "for others", file = *this / "llm.c's \"x\".bin";
+    explicit Model(const Args& args = {}) : Run(QUIET + Args{"--steps", "2", "--save-every", "2", "--lr", "0.05", "--warmup", "0"} + args) {
+        REQUIRE_GOOD(*this);
+        for (const Args& to : {Args{folder}, Args{file, "--recipe", "fp32"}}) {
+            const Outcome o = run(Args{"--from", *this / "out", "--export"} + to);
+            REQUIRE_MESSAGE(o.status == 0, o.err);
+            CHECK(contains(o.out, to[0] + " holds "));
+        }
+    }
+};
+// The loss that --evaluate prints, with its six digits.
+std::string loss_of(const std::string& from, const std::string& file, const Args& more = {}) {
+    const Outcome o = run(Args{"--from", from, "--evaluate", file} + more);
+    REQUIRE_MESSAGE(o.status == 0, o.err);
+    REQUIRE(o.out.substr(0, 5) == "loss ");
+    CHECK(lines_of(o.out).size() == 1);
+    CHECK(contains(o.err, "model: "));
+    return o.out.substr(5, o.out.find(" nats") - 5);
+}
+
+} // namespace
+
+TEST_CASE("--from continues a text with nothing else on stdout, the same for the same seed") {
+    Model m;
+    const Args few = {"--from", m / "out", "--sample", "ab c", "--tokens", "30"};
+    const Outcome a = run(few), b = run(few), other = run(few + Args{"--seed", "2"}), greedy = run(few + Args{"--temperature", "0"});
+    CHECK(a.status == 0);
+    CHECK(a.out.substr(0, 4) == "ab c");
+    CHECK(a.out.back() == '\n');
+    CHECK(a.out.size() >= 4 + 30 + 1);
+    CHECK(a.out == b.out);
+    CHECK(a.out != other.out);
+    CHECK(run({"--from", m / "out", "--sample", "ab c", "--tokens", "0"}).out == "ab c\n");
+    CHECK(run({"--from", m.folder, "--sample", "ab c", "--tokens", "30", "--top-k", "1"}).out == greedy.out);
+    CHECK(run({"--from", m.weights, "--sample", "ab c", "--tokens", "30"}).out == a.out); // the file, its folder, or the run's
+    CHECK((contains(a.err, "model: " + m.weights + ": 1 layers, 2 heads, 16 channels, context 16, vocabulary 256") && contains(a.err, "30 tokens, ")));
+    for (const std::string& token : lines_of(run({"--from", m.file, "--tokens", "3"}).out)) // which does not say that tokens are bytes
+        CHECK(token.find_first_not_of("0123456789 ") == std::string::npos);
+    check_refused({"--from", m.file, "--sample", "ab c"}, {"--sample ab c", "256 kinds of tokens", "--tokenizer"});
+    std::string llmc = little_endian(20240328, 4) + little_endian(2, 4) + little_endian(256, 4);
+    llmc.resize(1024, '\0');
+    for (int token = 0; token < 256; token++) llmc += "\2" + std::string(1, (char)('a' + token % 26)) + "!"; // which only decodes
+    const std::string words = run({"--from", m.file, "--tokens", "3", "--tokenizer", m.write("gpt2_tokenizer.bin", llmc)}).out;
+    CHECK((words.size() == 7 && words[1] == '!' && words[5] == '!'));
+    CHECK(run({"--from", m.file, "--tokens", "3"}).out == words); // that of its folder is found
+    check_refused({"--from", m.file, "--sample", "ab c"}, {"--sample ab c", "only decodes"});
+    CHECK(run({"--from", m / "out", "--sample", "ab c", "--tokens", "30"}).out == a.out); // whose tokens are bytes
+}
+
+TEST_CASE("--evaluate gives the loss that the run logged, where its windows are the run's; in bits per byte, too") {
+    Folder f;
+    std::string text = some_text();
+    const std::string four = f.write("four windows", text.substr(0, 4 * 16 + 1)), all = f.write("all", text); // each window begins with the last one's end
+    const Outcome o = run(TINY + Args{"--data", all, "--val-data", four, "--batch", "2", "--eval-batches", "2", "--eval-every", "3", "--steps", "3", "--save-every", "3", "--tokens", "0", "--out", f / "out"});
+    REQUIRE_MESSAGE(o.status == 0, o.err);
+    const double logged = Json::parse(lines_of(read(f / "out/log.jsonl")).at(4))["val_loss"];
+    CHECK(loss_of(f / "out", four) == format("%.6f", logged));
+    CHECK(loss_of(f / "out", four, {"--batch", "1"}) == format("%.6f", logged));
+    const std::string said = run({"--from", f / "out", "--evaluate", four}).out;
+    CHECK(contains(said, format("perplexity %.4f, %.4f bits per byte; 64 tokens of %s after the first", std::exp(logged), logged / std::log(2.0), four.c_str())));
+
+    // 2 windows of 16 and one of 5: the mean over 37 tokens of what each window alone has.
+    double sum = 0;
+    for (auto [at, n] : {std::pair{0, 16}, {16, 16}, {32, 5}}) sum += n * std::stod(loss_of(f / "out", f.write("one", text.substr(at, n + 1))));
+    CHECK(std::fabs(std::stod(loss_of(f / "out", f.write("three", text.substr(0, 38)))) - sum / 37) < 2e-6);
+    CHECK(loss_of(f / "out", f / "three", {"--context", "7"}) != loss_of(f / "out", f / "three"));
+    check_refused({"--from", f / "out", "--evaluate", f.write("one token", "a")}, {"--evaluate", "one token has 1 tokens", "2 or more"});
+}
+
+TEST_CASE("a model goes from a run to Hugging Face's format, to llm.c's and back, and every byte and loss stays") {
+    Model m;
+    const std::string weights = read(m.weights), config = read(m / "out/step_2/config.json");
+    CHECK(read(m.folder + "/model.safetensors") == weights);
+    CHECK(read(m.folder + "/config.json") == config);
+    CHECK(Json::parse(config)["tokens"] == "bytes");
+    CHECK(fs::file_size(m.file) == 1024 + 4 * (256 * 16 + 16 * 16 + 12 * 16 * 16 + 13 * 16 + 2 * 16));
+    REQUIRE(run({"--from", m.file, "--export", m / "back/again"}).status == 0); // folders are made
+    CHECK(read(m / "back/again/model.safetensors") == weights);
+    CHECK(!Json::parse(read(m / "back/again/config.json")).contains("tokens")); // llm.c's file does not say
+    REQUIRE(run({"--from", m.folder, "--export", m / "again.bin", "--recipe", "fp32"}).status == 0);
+    CHECK(read(m / "again.bin") == read(m.file));
+
+    const std::string tokens = m.write("tokens.bin", shard(100, 256));
+    for (const char* recipe : {"fp32", "fp8"}) {
+        const std::string loss = loss_of(m / "out", tokens, {"--recipe", recipe});
+        for (const std::string& from : {m.folder, m.file}) CHECK(loss_of(from, tokens, {"--recipe", recipe}) == loss);
+    }
+    REQUIRE(run({"--from", m.folder, "--export", m / "bf16.bin"}).status == 0); // the default recipe
+    CHECK(fs::file_size(m / "bf16.bin") - 1024 == (fs::file_size(m.file) - 1024) / 2);
+    CHECK(std::fabs(std::stod(loss_of(m / "bf16.bin", tokens)) - std::stod(loss_of(m.file, tokens))) < 0x1p-8); // biases and gains are rounded too
+    check_refused({"--from", m.file, "--evaluate", m / "text"}, {m.file, "does not read text as bytes", "--tokenizer"});
+
+    check_refused({"--from", m.file, "--export", m / "out"}, {"--export " + (m / "out"), "is a run's folder, with log.jsonl"});
+    check_refused({"--from", m.file, "--export", m / "out/step_2"}, {"is a run's folder, with state.safetensors"});
+    check_refused({"--from", m.file, "--export", m / "text"}, {"--export " + (m / "text"), "cannot be made a folder", "Not a directory"});
+    check_refused({"--from", m.file, "--export", m / "x.safetensors"}, {"--export", "expected a folder"});
+    CHECK(read(m.weights) == weights);
+    const Outcome nowhere = run({"--from", m.file, "--export", m / "nowhere/x.bin"});
+    CHECK(nowhere.status == 1);
+    CHECK(contains(nowhere.err, "nowhere/x.bin: its folder cannot be opened: No such file"));
+}
+
+TEST_CASE("--from with options that are not the model's, or with data that are not, is refused with both values") {
+    Model m;
+    const std::string from = m / "out", text = m / "text";
+    auto is_fixed = [&](const char* option, const char* value, const char* is, const Args& use) { check_refused(Args{"--from", from, option, value} + use, {std::string(option) + " is " + value, "that of --from " + from + " is " + is}); };
+    is_fixed("--layers", "3", "1", {}), is_fixed("--heads", "1", "2", {"--data", text}), is_fixed("--channels", "64", "16", {"--evaluate", text});
+    is_fixed("--vocab", "300", "256", {"--export", m / "x"}), is_fixed("--vocab", "0", "256", {"--data", text});
+    check_refused({"--from", from, "--context", "17"}, {"--context is 17", "--from", "is 16", "no more"});
+    CHECK(run({"--from", from, "--context", "9", "--layers", "1", "--heads", "2", "--channels", "16", "--vocab", "256", "--tokens", "1"}).status == 0); // what is the model's may be said
+    check_refused({"--from", from, "--data", m.write("high.bin", shard(500, 300))}, {"high.bin", "token", "outside the vocabulary of 256"});
+    check_refused({"--from", from, "--evaluate", m / "high.bin"}, {"high.bin", "outside the vocabulary of 256"});
+    check_refused({"--from", m.file, "--data", text}, {m.file, "does not read text as bytes"});
+    const std::string tokenizer = m.write("tokenizer.json", TINY_TOKENIZER);
+    for (const Args& use : {Args{}, Args{"--data", text}, Args{"--evaluate", text}}) check_refused(Args{"--from", from, "--tokenizer", tokenizer} + use, {"600", "256"});
+    check_refused({"--evaluate", text}, {"--evaluate", "--from"});
+    check_refused({"--export", m / "x"}, {"--export", "--from"});
+    check_refused({"--from", from, "--evaluate", text, "--export", m / "x"}, {"--evaluate and --export", "one of them"});
+    check_refused({"--from", from, "--evaluate", text, "--data", text}, {"one of them"});
+    for (const Args& training : {Args{"--steps", "3"}, Args{"--compare"}, Args{"--reference"}}) check_refused(Args{"--from", from} + training, {"--from " + from, training[0], "expected --data"});
+    check_refused({"--from", m / "nowhere"}, {"nowhere", "is not there"});
+    check_refused({"--from", m.path.string()}, {"has no model.safetensors and no checkpoint"});
+    check_refused({"--from", text}, {"config.json", "No such file", "shape of " + text});
+    check_refused({"--from", m / "high.bin"}, {"high.bin", "shard of tokens", "expected a model"});
+    check_refused({"--from", from, "--evaluate", m.file}, {m.file, "is an llm.c model", "expected a shard"});
+}
+
+TEST_CASE("a model of another format is trained on from where it was, and that run goes on bit for bit, and by itself") {
+    Model m;
+    const std::string text = m / "text", two = m.write("two windows", some_text().substr(0, 33));
+    for (const Args& way : {Args{m.file, m.write("tokens.bin", shard(600, 256)), m.write("two.bin", shard(33, 256)), "bf16"}, Args{m.folder, text, two, "fp8"}}) {
+        const std::string from = way[0], data = way[1], val_data = way[2], recipe = way[3];
+        CAPTURE(from);
+        Folder f;
+        const Outcome o = run({"--from", from, "--data", data, "--val-data", val_data, "--recipe", recipe, "--batch", "2", "--steps", "6", "--lr", "0.01", "--warmup", "0", "--save-every", "3", "--eval-every", "3", "--eval-batches", "1", "--tokens", "0", "--out", f / "out"});
+        REQUIRE_MESSAGE(o.status == 0, o.err);
+        std::vector<std::string> evaluations;
+        for (const std::string& line : lines_of(read(f / "out/log.jsonl")))
+            if (const Json j = Json::parse(line); j.contains("val_loss")) evaluations.push_back(format("%.6f", (double)j["val_loss"]));
+        REQUIRE(evaluations.size() == 3);
+        CHECK(evaluations[0] == loss_of(from, val_data, {"--recipe", recipe}));
+        CHECK(evaluations[2] < evaluations[0]); // as text: all have one digit before the point
+        copy_until(f / "out", 3, f / "on");
+        fs::rename(from, m / "moved"); // what it began with is not needed any more
+        const Outcome on = run({"--resume", f / "on"});
+        fs::rename(m / "moved", from);
+        REQUIRE_MESSAGE(on.status == 0, on.err);
+        check_same(f / "out", f / "on", {"step_3", "step_6"});
+        CHECK(loss_of(f / "on", val_data) == loss_of(f / "out", val_data));
+        check_refused({"--resume", f / "on", "--from", text}, {"--from is ", "that run's is "});
+    }
+}
+
+TEST_CASE("a run with --tokenizer keeps it with its weights: --from alone reads text, continues it, trains on it and hands it on") {
+    Folder f;
+    const std::string text = f.write("text", some_text()), tokenizer = f.write("tokenizer.json", TINY_TOKENIZER);
+    const Args few = QUIET + Args{"--data", text, "--steps", "1", "--save-every", "1"};
+    Outcome o = run(TINY + few + Args{"--tokenizer", tokenizer, "--out", f / "out"});
+    REQUIRE_MESSAGE(o.status == 0, o.err);
+    o = run({"--from", f / "out", "--export", f / "x"});
+    REQUIRE_MESSAGE(o.status == 0, o.err);
+    fs::remove(tokenizer);
+    o = run(few + Args{"--from", f / "out", "--out", f / "on"});
+    REQUIRE_MESSAGE(o.status == 0, o.err);
+    for (const std::string& from : {f / "out", f / "x", f / "on"}) {
+        CAPTURE(from);
+        CHECK(read(from + (from == f / "x" ? "" : "/step_1") + "/tokenizer.json") == TINY_TOKENIZER);
+        o = run({"--from", from, "--sample", "the cat", "--tokens", "5"});
+        CHECK(o.out.substr(0, 7) == "the cat");
+        CHECK(o.out.size() > 12);
+        const std::string said = run({"--from", from, "--evaluate", text}).out;
+        CHECK(contains(said, " bits per byte; "));
+        CHECK(!contains(said, "2999 tokens")); // merges make fewer
+    }
+    check_refused({"--from", f / "x", "--tokenizer", "", "--evaluate", text}, {"does not read text as bytes"}); // none
+    f.write("x/tokenizer.json", "{}");
+    check_refused({"--from", f / "x", "--sample", "the cat"}, {"x/tokenizer.json"});
+    CHECK(run({"--from", f / "x", "--tokenizer", "", "--tokens", "2"}).status == 0); // as numbers
 }
 
 // ==== one source, two machines =======================================================================================
