@@ -151,7 +151,7 @@ __global__ void adamw_watched_kernel(float* w, float* m, float* v, UpdateCounts*
             for (int j = 0; j < N; j++) next[j] = to_float(round_to<S>(next[j]));
         for (int j = 0; j < N; j++) {
             moved += (next[j] - kept[j]) * d[j], meant += d[j] * d[j];
-            lost += (d[j] != 0) & (next[j] == kept[j]) ? 1u : 0u;
+            lost += ((d[j] != 0) & (next[j] == kept[j])) ? 1u : 0u;
             bin[j] = update_bin<S>(d[j], kept[j]);
         }
         for (int j = 0; j < N; j++)

@@ -101,8 +101,7 @@ void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Js
     const fs::path at = checkpoint_at(out, step), part = part_of(at);
     try {
         fs::remove_all(part), fs::create_directory(part);
-        write_safetensors(part.string(), gpt, tokens);
-        if (!c.tokenizer.empty()) copy_tokenizer(c.tokenizer, part.string());
+        write_safetensors(part.string(), gpt, tokens, c.tokenizer);
         std::vector<TensorEntry> tensors;
         each_table(gpt.policy, [&](const char* name, void*, size_t rows, size_t cols) { tensors.push_back({name, Dtype::I32, {rows, cols}}); });
         for (const Parameter& p : gpt.parameters) each_moment(p, [&](const std::string& name, float*) { tensors.push_back({name, Dtype::F32, shape_of(p, false)}); });

@@ -43,7 +43,7 @@ inline Config parse_options(int argc, char** argv, Config c = {}) {
         refuse("%s (see --help)", message.c_str());
     }
     recipe_named(c.recipe);
-    if (c.channels % c.heads) refuse("--channels %d is not a multiple of --heads %d", c.channels, c.heads);
+    if (c.from.empty() && c.resume.empty() && c.channels % c.heads) refuse("--channels %d is not a multiple of --heads %d", c.channels, c.heads);
     if (c.min_lr < 0 && c.min_lr != -1) refuse("--min-lr %g is negative; expected -1, or 0 and above", c.min_lr);
     if (c.min_lr > c.lr) refuse("--min-lr %g is above --lr %g", c.min_lr, c.lr);
     if (c.compare && c.reference) refuse("--compare and --reference: expected one of them, not both");

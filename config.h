@@ -70,7 +70,7 @@ void each_option(Config& c, F option) {
     option("--batch", c.batch, "examples in a micro-batch", 1, 1 << 20);
     option("--accumulate", c.accumulate, "micro-batches in an optimizer step", 1, 1 << 20);
     option("--steps", c.steps, "optimizer steps", 0, most);
-    option("--lr", c.lr, "peak learning rate", 0, 1e3);
+    option("--lr", c.lr, "peak learning rate; with --from the default is 3e-05", 0, 1e3);
     option("--min-lr", c.min_lr, "learning rate at the end of the cosine; -1: a fortieth of --lr", -1, 1e3);
     option("--warmup", c.warmup, "steps of linear warmup", 0, most);
     option("--beta1", c.beta1, "AdamW: decay of the mean of gradients", 0, 0.999999);
@@ -95,7 +95,7 @@ void each_option(Config& c, F option) {
     option("--reference", c.reference, "train FP32 twins too, write OUT/claims.json, and fail if a claim does");
     option("--tolerance", c.tolerance, "of the claim that losses match FP32's, relative; 0: 0.01 in fp8, 0.0025 in the others", 0, 1);
     option("--seed", c.seed, "of the initial weights, the batches and the sample", 0, (int64_t)UINT32_MAX);
-    option("--save-every", c.save_every, "steps between checkpoints OUT/step_N; 0: only when a signal stops the run", 0, most);
+    option("--save-every", c.save_every, "steps between checkpoints OUT/step_N; 0: one only when a signal stops the run, and at its end the weights as OUT/model", 0, most);
     option("--keep", c.keep, "checkpoints that are kept: the newest", 1, most);
     option("--resume", c.resume, "a folder that --out named: go on from its newest checkpoint, with its run's options but for those given now");
     option("--eval-every", c.eval_every, "steps between evaluations; 0: never", 0, most);

@@ -194,7 +194,7 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     Lines files[] = {lines("log.jsonl", sizes[0]), lines("decisions.jsonl", sizes[1]), lines("shadow.jsonl", sizes[2])};
     Lines &log = files[0], &decisions = files[1], &shadows = files[2];
     for (Lines& file : files) file.cut(); // all are there
-    remove_parts(out);
+    remove_parts(out), std::filesystem::remove_all(out / "model"); // an earlier run's
     write_whole((out / "config.json").string(), text_of(json_of(c), 2) + "\n");
     if (!resumes) decisions.write(header);
     const bool terminal = isatty(1);
@@ -219,12 +219,13 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         write_report(out);
     };
 
+    const char* tokens = data.bytes ? "bytes" : "";
     auto save = [&] {
         for (int i = 0; i < 3; i++) files[i].sync(), sizes[i] = files[i].size(); // a checkpoint counts on them
         elapsed = seconds_now() - begin;
         Json progress;
         each_field([&](const char* name, auto& field) { progress[name] = field; });
-        save_checkpoint(out, at.applied, gpt, progress, c, data.bytes ? "bytes" : "");
+        save_checkpoint(out, at.applied, gpt, progress, c, tokens);
     };
 
     if (!resumes) validate();
@@ -308,13 +309,15 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         log.write(Json{{"step", at.applied}, {"answer_accuracy", accuracy}, {"questions", questions}}.dump());
         printf("answer accuracy: %.1f %% of %zu held-out questions\n", 100 * accuracy, questions);
     }
+    const bool saves_model = c.saves && !c.save_every && at.applied; // else its last checkpoint has it
+    if (saves_model) make_folders(out / "model"), write_safetensors((out / "model").string(), gpt, tokens, c.tokenizer);
     if (c.tokens > 0) {
         printf("\n");
         write_sample(gpt, data, c);
     }
     if (at.applied) draw_losses((out / "loss.png").string(), format("%s on %s", recipe.name, data.description.c_str()), {{recipe.name, out}});
     finish_logs();
-    printf("\n%.0f s; %s holds report.html, %slog.jsonl and config.json\n", seconds_now() - begin, c.out.c_str(), at.applied ? "loss.png, heat.png, " : "heat.png, ");
+    printf("\n%.0f s; %s holds %sreport.html, %slog.jsonl and config.json\n", seconds_now() - begin, c.out.c_str(), saves_model ? "model, " : "", at.applied ? "loss.png, heat.png, " : "heat.png, ");
 }
 
 inline void train_recipe(const Config& c, const Shape& shape, const Data& data, const std::vector<uint64_t>& without = {}) {

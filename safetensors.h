@@ -21,11 +21,11 @@
 #include <sys/stat.h>
 
 // clang-format off
-enum class Dtype { F32, BF16, F16, F8_E4M3, F8_E5M2, I32, I64, U8 };
+enum class Dtype { F32, BF16, F16, F8_E4M3, F8_E5M2, I32, I64, U8, BOOL };
 // clang-format on
-constexpr const char* DTYPES[] = {"F32", "BF16", "F16", "F8_E4M3", "F8_E5M2", "I32", "I64", "U8"};
+constexpr const char* DTYPES[] = {"F32", "BF16", "F16", "F8_E4M3", "F8_E5M2", "I32", "I64", "U8", "BOOL"};
 constexpr const char* name_of(Dtype d) { return DTYPES[(int)d]; }
-constexpr size_t bytes_of(Dtype d) { return "\4\2\2\1\1\4\10\1"[(int)d]; } // per element
+constexpr size_t bytes_of(Dtype d) { return "\4\2\2\1\1\4\10\1\1"[(int)d]; } // per element
 constexpr size_t MAX_HEADER = 100000000, MAX_DIMS = 8;                     // bytes, the library's limit; ours
 using StringMap = std::map<std::string, std::string>;
 

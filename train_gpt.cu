@@ -27,6 +27,7 @@ inline Config options_of(int argc, char** argv, std::optional<Weights>& weights)
         weights = open_weights(c.from);
         const Shape& s = weights->shape;
         Config model;
+        model.lr = 3e-5; // to fine-tune
         model.layers = s.layers, model.heads = s.heads, model.channels = s.channels, model.context = s.context, model.vocab = s.vocab;
         const std::string folder = std::filesystem::path(weights->path).parent_path().string();
         if (weights->tokens.empty() && !tokenizer_files(folder.empty() ? "." : folder).empty()) model.tokenizer = folder.empty() ? "." : folder;
@@ -104,8 +105,7 @@ void use(const Weights& weights, const Config& c) {
         write_llmc(c.write_to, gpt, f);
         printf("%s holds llm.c's model in %s\n", c.write_to.c_str(), name_of(f));
     } else if (exports) {
-        write_safetensors(c.write_to, gpt, weights.tokens);
-        if (tokenizer) copy_tokenizer(c.tokenizer, c.write_to);
+        write_safetensors(c.write_to, gpt, weights.tokens, c.tokenizer);
         printf("%s holds model.safetensors and config.json\n", c.write_to.c_str());
     } else if (evaluates) {
         const double loss = evaluate_all(gpt, data.validation, c);

@@ -2,7 +2,7 @@
 //
 //   path                               holds                                                   Linears    numbers
 //   model.safetensors, or its folder   Hugging Face's GPT-2; its shape is in config.json       (in, out)  F32, F16 or BF16; written: F32
-//   OUT or OUT/step_N                  a run of ours: the same files, in its newest checkpoint
+//   OUT, OUT/model or OUT/step_N       a run of ours: the same files, from its end or else in its newest checkpoint
 //   gpt2_124M.bin                      llm.c's, magic 20240326; its shape is in its header     (out, in)  FP32 (version 3) or BF16 (5)
 //
 // Source   github.com/huggingface/transformers, models/gpt2; github.com/karpathy/llm.c, train_gpt2.cu, gpt2_write_to_checkpoint
@@ -15,9 +15,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include "data.h"
 #include "gpt.cuh"
 #include "safetensors.h"
+#include "tokenizer.h"
 
 using Json = nlohmann::ordered_json;
 
@@ -159,9 +159,10 @@ inline Weights weights_of_safetensors(const std::string& path, std::shared_ptr<c
     return w;
 }
 
-// The FP32 weights as folder/model.safetensors, with folder/config.json. `tokens`: see Weights.
+// The FP32 weights as folder/model.safetensors, with folder/config.json, and a copy of a tokenizer. `tokens`: see Weights.
 template <class T>
-void write_safetensors(const std::string& folder, const GPT<T>& gpt, const std::string& tokens) {
+void write_safetensors(const std::string& folder, const GPT<T>& gpt, const std::string& tokens, const std::string& tokenizer = "") {
+    if (!tokenizer.empty()) copy_tokenizer(tokenizer, folder);
     std::vector<TensorEntry> tensors;
     for (const Parameter& p : gpt.parameters) tensors.push_back({p.name, Dtype::F32, shape_of(p, true)});
     SafeTensorsWriter file(folder + "/model.safetensors", tensors, {{"format", "pt"}}); // what others look for
@@ -247,9 +248,10 @@ inline Weights open_weights(const std::string& path) {
     std::error_code error;
     auto there = [&](const char* name) { return fs::exists(fs::path(path) / name, error); };
     if (fs::is_directory(path, error)) {
-        if (there("model.safetensors")) return open_weights((fs::path(path) / "model.safetensors").string());
+        for (const char* name : {"model.safetensors", "model/model.safetensors"})
+            if (there(name)) return open_weights((fs::path(path) / name).string());
         const std::vector<int> steps = checkpoints_in(path);
-        const std::pair<const char*, const char*> hints[] = {{"log.jsonl", ": a run saves one with --save-every"},
+        const std::pair<const char*, const char*> hints[] = {{"log.jsonl", ": the run in it has not come to its end"},
                                                              {"model.safetensors.index.json", ": save_pretrained with a larger max_shard_size makes one file of its several"},
                                                              {"pytorch_model.bin", ": save_pretrained makes one of pytorch_model.bin"}};
         const auto hint = std::find_if(std::begin(hints), std::end(hints), [&](auto& h) { return there(h.first); });

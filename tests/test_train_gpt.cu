@@ -404,7 +404,7 @@ TEST_CASE("every recipe trains: a log of one object per line, the steps in order
         for (const Json& line : r.evaluations) CHECK(line.size() == 2);
 
         CHECK(read(r / "out/loss.png").substr(0, 16) == std::string("\x89PNG\r\n\x1A\n\0\0\0\rIHDR", 16));
-        CHECK(std::distance(fs::directory_iterator(r / "out"), fs::directory_iterator()) == 7); // with decisions.jsonl, shadow.jsonl, report.html and heat.png, and nothing else
+        CHECK(std::distance(fs::directory_iterator(r / "out"), fs::directory_iterator()) == 8); // with the model, decisions.jsonl, shadow.jsonl, report.html and heat.png, and nothing else
 
         const std::vector<std::string> looks = lines_of(read(r / "out/shadow.jsonl"));
         REQUIRE(looks.size() == 1); // step 1; the next would be at 17
@@ -1027,7 +1027,9 @@ TEST_CASE("a disk that fills up within a checkpoint or a log leaves the last goo
     size_t fifth = 0; // where the line of the fourth attempt ends; none is replayed
     for (int line = 0; line < 5; line++) fifth = read(out + "/decisions.jsonl").find('\n', fifth) + 1;
     const std::pair<const char*, size_t> places[] = {{"decisions.jsonl", fifth - 1}, {"model.safetensors", fs::file_size(at + "model.safetensors") - 1}, {"state.safetensors", fs::file_size(at + "state.safetensors") - 1}};
-    for (auto [name, most] : places) {
+    for (auto& place : places) {
+        const char* name = place.first;
+        const size_t most = place.second;
         CAPTURE(name);
         Folder f;
         copy_until(out, 3, f / "out");
@@ -1157,7 +1159,7 @@ TEST_CASE("what is no checkpoint, or another model's, is refused by name and bot
     for (int i = 0; i < 8; i++) tables += (size_t)(unsigned char)good[i] << 8 * i;
     const size_t row = sizeof(TensorState), parameters = tables + 12 * row;
     for (auto [at, value] : std::vector<std::pair<size_t, int>>{{tables, 2}, {tables + 8, 1}, {tables + row + 12, INT_MIN}, {tables + 24, MAX_WINDOW}, {tables + 24, -1}, {parameters + 12, 2}, {parameters + 16, 1000000}}) {
-        CAPTURE(at - tables);
+        INFO("word " << at - tables);
         std::string bytes = good;
         memcpy(&bytes[at], &value, 4);
         std::ofstream(state, std::ios::binary) << bytes;
@@ -1204,6 +1206,20 @@ std::string loss_of(const std::string& from, const std::string& file, const Args
 }
 
 } // namespace
+
+TEST_CASE("a run that saves no checkpoints leaves its weights all the same; another run in its folder does not pass them off as its own") {
+    Run r(QUIET + Args{"--steps", "2", "--lr", "0.05", "--warmup", "0", "--recipe", "fp32"});
+    REQUIRE_GOOD(r);
+    const Args same = TINY + QUIET + Args{"--data", r / "text", "--lr", "0.05", "--warmup", "0", "--recipe", "fp32"};
+    CHECK(run(same + Args{"--steps", "2", "--save-every", "1", "--out", r / "with checkpoints"}).status == 0);
+    CHECK(read(r / "out/model/model.safetensors") == read(r / "with checkpoints/step_2/model.safetensors"));
+    CHECK(read(r / "out/model/config.json") == read(r / "with checkpoints/step_2/config.json"));
+    CHECK(!fs::exists(r / "with checkpoints/model"));
+    CHECK(loss_of(r / "out", r / "text") == loss_of(r / "with checkpoints", r / "text"));
+    CHECK(run(same + Args{"--steps", "0", "--out", r / "out"}).status == 0);
+    CHECK(!fs::exists(r / "out/model"));
+    check_refused({"--from", r / "out"}, {"has not come to its end"});
+}
 
 TEST_CASE("--from continues a text with nothing else on stdout, the same for the same seed") {
     Model m;
