@@ -96,12 +96,12 @@ void each_table(PolicyState& s, F f) {
 
 // As OUT/step_N, whole or not at all; then all but the `keep` newest go. `progress` is the caller's, given back on loading.
 template <class T>
-void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Json progress, const Config& c, const std::string& tokens) {
+void save_checkpoint(const std::filesystem::path& out, int step, GPT<T>& gpt, Json progress, const Config& c, const std::string& tokens, const TokenizerFiles& tokenizer) {
     namespace fs = std::filesystem;
     const fs::path at = checkpoint_at(out, step), part = part_of(at);
     try {
         fs::remove_all(part), fs::create_directory(part);
-        write_safetensors(part.string(), gpt, tokens, c.tokenizer);
+        write_safetensors(part.string(), gpt, tokens, tokenizer);
         std::vector<TensorEntry> tensors;
         each_table(gpt.policy, [&](const char* name, void*, size_t rows, size_t cols) { tensors.push_back({name, Dtype::I32, {rows, cols}}); });
         for (const Parameter& p : gpt.parameters) each_moment(p, [&](const std::string& name, float*) { tensors.push_back({name, Dtype::F32, shape_of(p, false)}); });

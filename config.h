@@ -77,7 +77,7 @@ void each_option(Config& c, F option) {
     option("--beta2", c.beta2, "AdamW: decay of the mean of squared gradients", 0, 0.999999);
     option("--weight-decay", c.weight_decay, "AdamW: decay of matrices, per unit of learning rate", 0, 1e3);
     option("--clip", c.clip, "largest global gradient norm; 0: no clipping", 0, 1e30);
-    option("--ema", c.ema, "decay of an average of the weights, evaluated beside them; 0: none", 0, 0.9999999);
+    option("--ema", c.ema, "decay of an average of the weights, evaluated beside them (what is saved for others are the weights); 0: none", 0, 0.9999999);
     option("--loss-scale", c.loss_scale, "none, dynamic, a number, or auto: dynamic for fp16, none for the others");
     option("--loss-scale-window", c.loss_scale_window, "good steps in a row after which a dynamic loss scale doubles", 1, most);
     option("--scaling", c.scaling, "FP8 scales: delayed (from past steps), current (each tensor's own), global (delayed, one per role) or none");
@@ -100,7 +100,7 @@ void each_option(Config& c, F option) {
     option("--resume", c.resume, "a folder that --out named: go on from its newest checkpoint, with its run's options but for those given now");
     option("--eval-every", c.eval_every, "steps between evaluations; 0: never", 0, most);
     option("--eval-batches", c.eval_batches, "batches of an evaluation; 0: never", 0, most);
-    option("--out", c.out, "folder for log.jsonl, loss.png and config.json");
+    option("--out", c.out, "folder for all that a run leaves: log.jsonl, loss.png, report.html, weights and checkpoints");
     option("--sample", c.sample, "text that the final sample continues; with --from and without --data: continue it, and stop");
     option("--tokens", c.tokens, "length of the sample; 0: no sample", 0, 1 << 20);
     option("--temperature", c.temperature, "of the sample; 0: always the most likely token", 0, 100);

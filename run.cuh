@@ -49,17 +49,19 @@ inline std::string shell_word(const std::string& text) {
     return plain ? text : word + "'";
 }
 
-// Continues --sample, and shows each token as it is drawn.
+// Continues --sample, and shows each token as it is drawn. Returns how many there were.
 template <class T>
-void write_sample(GPT<T>& gpt, const Data& data, const Config& c) {
+int write_sample(GPT<T>& gpt, const Data& data, const Config& c) {
+    int count = 0;
     printf("%s", c.sample.c_str());
     const Sampling how = {c.temperature, c.top_k, c.top_p, (uint32_t)c.seed};
     generate(gpt, c.sample.empty() ? std::vector<int>{data.start} : data.encode(c.sample), c.tokens, c.context, how, [&](int token) {
         printf("%s", printable({token}, data).c_str());
-        fflush(stdout);
+        fflush(stdout), count++;
         return !asked_to_stop;
     });
     printf("\n");
+    return count;
 }
 
 // What would become of the weights without FP32 masters: a parameter whose numbers are much larger than its updates swallows them.
@@ -151,6 +153,9 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     if (!resumes && !checkpoints_in(out).empty())
         refuse("--out %s holds step_%d of an earlier run: go on with it (--resume %s), or name another folder", c.out.c_str(), checkpoints_in(out).back(), c.out.c_str());
 
+    if (std::filesystem::exists(out / "model") && !std::filesystem::exists(out / "log.jsonl"))
+        refuse("--out %s has a folder \"model\", and is no run's: its weights would go there; name another folder", c.out.c_str());
+
     GPT<T> gpt(shape, recipe, c.batch, c.context, c.ema > 0);
     if (c.from.empty()) gpt.initialise((uint32_t)c.seed);
     else if (!resumes) load_weights(gpt, open_weights(c.from));
@@ -194,7 +199,7 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     Lines files[] = {lines("log.jsonl", sizes[0]), lines("decisions.jsonl", sizes[1]), lines("shadow.jsonl", sizes[2])};
     Lines &log = files[0], &decisions = files[1], &shadows = files[2];
     for (Lines& file : files) file.cut(); // all are there
-    remove_parts(out), std::filesystem::remove_all(out / "model"); // an earlier run's
+    remove_parts(out);
     write_whole((out / "config.json").string(), text_of(json_of(c), 2) + "\n");
     if (!resumes) decisions.write(header);
     const bool terminal = isatty(1);
@@ -220,12 +225,13 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
     };
 
     const char* tokens = data.bytes ? "bytes" : "";
+    const TokenizerFiles tokenizer = map_tokenizer(c.tokenizer);
     auto save = [&] {
         for (int i = 0; i < 3; i++) files[i].sync(), sizes[i] = files[i].size(); // a checkpoint counts on them
         elapsed = seconds_now() - begin;
         Json progress;
         each_field([&](const char* name, auto& field) { progress[name] = field; });
-        save_checkpoint(out, at.applied, gpt, progress, c, tokens);
+        save_checkpoint(out, at.applied, gpt, progress, c, tokens, tokenizer);
     };
 
     if (!resumes) validate();
@@ -283,6 +289,14 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         }
     }
     if (terminal) printf("\n");
+    const bool has_checkpoints = !checkpoints_in(out).empty(), saves_model = c.saves && at.applied && !has_checkpoints;
+    if (has_checkpoints && checkpoints_in(out).back() != at.applied) save(); // after a signal it had one: what is read is the newest
+    if (saves_model) { // an earlier run's is there until this one is whole
+        const std::filesystem::path model = out / "model", part = part_of(model);
+        std::filesystem::remove_all(part), make_folders(part);
+        write_safetensors(part.string(), gpt, tokens, tokenizer);
+        std::filesystem::remove_all(model), std::filesystem::rename(part, model), sync_folder(out.string());
+    }
     if (is_fp8(recipe.input)) {
         int promoted = 0;
         for (const TensorState& t : gpt.policy.tensors) promoted += !is_fp8(t.format);
@@ -309,8 +323,6 @@ void train(const Config& c, const Recipe& recipe, const Shape& shape, const Data
         log.write(Json{{"step", at.applied}, {"answer_accuracy", accuracy}, {"questions", questions}}.dump());
         printf("answer accuracy: %.1f %% of %zu held-out questions\n", 100 * accuracy, questions);
     }
-    const bool saves_model = c.saves && !c.save_every && at.applied; // else its last checkpoint has it
-    if (saves_model) make_folders(out / "model"), write_safetensors((out / "model").string(), gpt, tokens, c.tokenizer);
     if (c.tokens > 0) {
         printf("\n");
         write_sample(gpt, data, c);

@@ -202,14 +202,20 @@ inline Tokenizer load_tokenizer(const std::string& path) {
     return tokenizer_of_pair(file.path, text(file), merges.path, text(merges));
 }
 
-// Into another folder, under the names by which it is found there.
-inline void copy_tokenizer(const std::string& path, const std::string& folder) {
-    const std::vector<std::string> files = tokenizer_files(path);
+// Those files, to be copied: each with the name by which it is found in a folder. Mapped, they outlive a folder that goes.
+using TokenizerFiles = std::vector<std::pair<std::string, MappedFile>>;
+inline TokenizerFiles map_tokenizer(const std::string& path) {
+    TokenizerFiles mapped;
+    const std::vector<std::string> files = path.empty() ? std::vector<std::string>() : tokenizer_files(path);
     for (size_t i = 0; i < files.size(); i++) {
         const MappedFile file = map_file(files[i]);
-        const char* name = files.size() == 2 ? (i ? "merges.txt" : "vocab.json") : file.size >= 4 && file.word(0) == TOKENIZER_MAGIC ? "gpt2_tokenizer.bin" : "tokenizer.json";
-        write_whole(folder + "/" + name, std::string((const char*)file.bytes.get(), file.size));
+        const bool llmc = file.size >= 4 && file.word(0) == TOKENIZER_MAGIC;
+        mapped.push_back({files.size() == 2 ? (i ? "merges.txt" : "vocab.json") : (llmc ? "gpt2_tokenizer.bin" : "tokenizer.json"), file});
     }
+    return mapped;
+}
+inline void write_tokenizer(const TokenizerFiles& files, const std::string& folder) {
+    for (auto& [name, file] : files) write_whole(folder + "/" + name, std::string((const char*)file.bytes.get(), file.size));
 }
 
 // ==== data through a tokenizer =======================================================================================
@@ -245,7 +251,7 @@ inline Data load_data(const std::string& path, const std::string& val_path, int 
         data.vocab = vocab ? vocab : t->size();
         if (t->size() > data.vocab || data.vocab > 65536) refuse("--tokenizer %s has %d tokens, the vocabulary %d: expected no more than that, and 65536 at most", tokenizer.c_str(), t->size(), data.vocab);
         if (val_path.empty()) split(data, tokenised(path, *t));
-        else data.train = tokenised(path, *t), data.validation = tokenised(val_path, *t);
+        else data.train = tokenised(path, *t), data.validation = val_path == path ? data.train.slice(0, data.train.count()) : tokenised(val_path, *t);
         describe(data, path + (val_path.empty() ? "" : " and " + val_path) + " (text by " + tokenizer + ")");
     } else {
         data = load_data(path, val_path, vocab);

@@ -1,7 +1,7 @@
 // train_gpt.cu -- the program: train a GPT, watch it, use it. Start reading at main.
 //
-//   main      options -> data -> shape -> train_recipe, once, or for all four recipes, or with FP32 twins and claims
-//   use       a model that is there: continue a text, evaluate it on a file, write it as another kind of file
+//   main                                        options -> data -> shape -> train_recipe, once, or for all four recipes, or with FP32 twins and claims
+//   sample, evaluate_on_file, export_weights    what to do with a model that is there
 //
 // Formats  --recipe chooses a row of recipes.cuh at run time; one binary holds all four
 // Tests    tests/test_train_gpt.cu
@@ -11,24 +11,44 @@
 
 // ==== what to do =====================================================================================================
 
+// Whether a file lies in a folder, however both are named.
+inline bool lies_in(const std::filesystem::path& file, const std::filesystem::path& folder) {
+    const std::filesystem::path relative = std::filesystem::weakly_canonical(file).lexically_relative(std::filesystem::weakly_canonical(folder));
+    return !relative.empty() && *relative.begin() != "..";
+}
+
+// What is only said of training, with a model that is used as it is.
+inline void check_use(Config c, const Config& defaults) {
+    static const std::string allowed[] = {"--recipe", "--from", "--evaluate", "--export", "--tokenizer", "--context", "--batch", "--seed", "--sample", "--tokens", "--temperature", "--top-k", "--top-p", "--out", "--formats", "--machine"};
+    const Json given = json_of(c), expected = json_of(defaults);
+    each_option(c, [&](const char* name, auto&, const char*, auto...) {
+        if (std::find(std::begin(allowed), std::end(allowed), name) == std::end(allowed) && given.value(name + 2, Json()) != expected.value(name + 2, Json()))
+            refuse("%s %s is of no use here: --from %s without --data trains nothing", name, given[name + 2].dump().c_str(), c.from.c_str());
+    });
+    if (!c.evaluate.empty() && !c.write_to.empty()) refuse("--evaluate and --export: expected one of them");
+    if (!(c.evaluate + c.write_to).empty() && !c.sample.empty()) refuse("--sample %s and %s: expected one of them", c.sample.c_str(), c.evaluate.empty() ? "--export" : "--evaluate");
+}
+
 // The command line: what it does not say is as in the run that it goes on with, or as in the model that it starts from.
 inline Config options_of(int argc, char** argv, std::optional<Weights>& weights) {
     Config c = parse_options(argc, argv);
+    if (c.from.empty() && c.resume.empty() && !(c.evaluate + c.write_to).empty()) refuse("--evaluate and --export need --from, the model");
     if (!c.resume.empty()) {
         std::filesystem::path from;
         const Checkpoint newest = with_newest_checkpoint(c.resume, [&](const std::filesystem::path& at) { return open_checkpoint(from = at); });
         Config before = newest.options;
         before.out = c.resume;
-        if (!before.tokenizer.empty() && !tokenizer_files(from.string()).empty()) before.tokenizer = from.string(); // its own copy
+        if (!before.tokenizer.empty() && !std::filesystem::exists(before.tokenizer)) before.tokenizer = from.string(); // its own copy
         c = parse_options(argc, argv, before);
         check_same_run(before, c);
         weights = newest.weights;
+        if (c.reference && !c.from.empty()) open_weights(c.from); // its twins start there too
     } else if (!c.from.empty()) {
         weights = open_weights(c.from);
         const Shape& s = weights->shape;
         Config model;
-        model.lr = 3e-5; // to fine-tune
         model.layers = s.layers, model.heads = s.heads, model.channels = s.channels, model.context = s.context, model.vocab = s.vocab;
+        model.lr = 3e-5; // to fine-tune
         const std::string folder = std::filesystem::path(weights->path).parent_path().string();
         if (weights->tokens.empty() && !tokenizer_files(folder.empty() ? "." : folder).empty()) model.tokenizer = folder.empty() ? "." : folder;
         c = parse_options(argc, argv, model);
@@ -36,11 +56,10 @@ inline Config options_of(int argc, char** argv, std::optional<Weights>& weights)
         for (auto [name, given, its] : fixed)
             if (given != its) refuse("%s is %d, that of --from %s is %d", name, given, c.from.c_str(), its);
         if (c.context > s.context) refuse("--context is %d, that of --from %s is %d: expected no more", c.context, c.from.c_str(), s.context);
+        if (c.data.empty()) check_use(c, model);
+        else if (!(c.evaluate + c.write_to).empty()) refuse("--data and %s: expected one of them", c.evaluate.empty() ? "--export" : "--evaluate");
+        else if (lies_in(weights->path, c.out)) refuse("--out %s holds %s, which --from reads: name another folder", c.out.c_str(), weights->path.c_str());
     }
-    const int uses = !c.evaluate.empty() + !c.write_to.empty() + !c.data.empty();
-    if (c.from.empty() && !(c.evaluate + c.write_to).empty()) refuse("--evaluate and --export need --from, the model");
-    if (!c.from.empty() && uses > 1) refuse("--data, --evaluate and --export: expected one of them");
-    if (!c.from.empty() && c.data.empty() && (c.compare || c.reference || c.steps != Config().steps)) refuse("--from %s with --steps, --compare or --reference: expected --data too, to train on", c.from.c_str());
     return c;
 }
 
@@ -51,7 +70,8 @@ inline void check_data(const Data& data, const Config& c, const std::optional<We
     for (unsigned char ch : c.sample)
         if (data.bytes && ch >= data.vocab) refuse("--sample holds byte %d, outside the vocabulary of %d", ch, data.vocab);
     if (weights && data.vocab > weights->shape.vocab) refuse("the data have a vocabulary of %d, the model of %s one of %d", data.vocab, weights->path.c_str(), weights->shape.vocab);
-    if (weights && data.bytes && weights->tokens != "bytes") refuse("%s does not read text as bytes: expected --tokenizer, the one that it was trained with", weights->path.c_str());
+    if (weights && c.resume.empty() && data.bytes && weights->tokens != "bytes")
+        refuse("%s does not say that it reads text as bytes: expected --tokenizer, the one that it was trained with (a model of bytes has \"tokens\": \"bytes\" in its config.json)", weights->path.c_str());
 }
 
 inline size_t parameters_of(const Shape& shape) {
@@ -61,8 +81,6 @@ inline size_t parameters_of(const Shape& shape) {
 }
 
 // ==== a model that is there ==========================================================================================
-
-inline bool is_llmc(const std::string& path) { return std::filesystem::path(path).extension() == ".bin"; }
 
 // Makes the folder that --export writes to. A run's is refused: its options and weights have the same names.
 inline void make_folder(const std::string& to) {
@@ -74,50 +92,60 @@ inline void make_folder(const std::string& to) {
     if (std::filesystem::create_directories(path, error); error) refuse("--export %s: cannot be made a folder: %s", to.c_str(), error.message().c_str());
 }
 
+// The model, with memory for passes of one kind.
 template <class T>
-void use(const Weights& weights, const Config& c) {
-    const Shape& shape = weights.shape;
-    const bool evaluates = !c.evaluate.empty(), exports = !c.write_to.empty(), samples = !evaluates && !exports;
+std::unique_ptr<GPT<T>> loaded(const Weights& weights, const Config& c, int batch, int length, Pass pass) {
+    const Shape& s = weights.shape;
     const Recipe recipe = recipe_named(c.recipe);
-    const auto tokenizer = c.tokenizer.empty() ? nullptr : std::make_shared<const Tokenizer>(load_tokenizer(c.tokenizer));
-    if (tokenizer && tokenizer->size() > shape.vocab) refuse("--tokenizer %s has %d tokens, the vocabulary of %s is %d", c.tokenizer.c_str(), tokenizer->size(), weights.path.c_str(), shape.vocab);
-    Data data;
-    if (evaluates) { // all of the file, on either side
-        data = load_data(c.evaluate, c.evaluate, c.vocab, c.tokenizer);
-        if (data.validation.count() < 2) refuse("--evaluate %s has %zu tokens; expected 2 or more: the first is only read", c.evaluate.c_str(), data.validation.count());
-    } else if (data.vocab = shape.vocab; tokenizer) speak(data, tokenizer), data.vocab = tokenizer->size();
-    else if (weights.tokens == "bytes") speak_bytes(data);
-    check_data(data, c, weights);
-    if (exports && !is_llmc(c.write_to)) make_folder(c.write_to);
-
-    const Pass pass = samples ? Pass::read : Pass::evaluate;
-    const int length = exports ? 1 : (evaluates ? (int)std::min<size_t>(c.context, data.validation.count() - 1) : c.context);
-    const int batch = evaluates ? (int)std::min<size_t>(c.batch, (data.validation.count() - 1) / length) : 1;
-    const size_t needed = memory_needed(shape, recipe, batch, length, false, pass).total() + Cache<T>::bytes(shape, samples ? c.context : 0);
+    const size_t needed = memory_needed(s, recipe, batch, length, false, pass).total() + Cache<T>::bytes(s, pass == Pass::read ? length : 0);
     if (needed > machine_memory()) refuse("%s needs %zu bytes of memory with --batch %d and --context %d; this machine has %zu", weights.path.c_str(), needed, batch, length, machine_memory());
-    GPT<T> gpt(shape, recipe, batch, length, false, pass);
-    load_weights(gpt, weights);
-    fprintf(stderr, "model: %s: %d layers, %d heads, %d channels, context %d, vocabulary %d: %zu parameters; recipe %s\n", weights.path.c_str(), shape.layers, shape.heads, shape.channels, shape.context,
-            shape.vocab, parameters_of(shape), recipe.name);
+    auto gpt = std::make_unique<GPT<T>>(s, recipe, batch, length, false, pass);
+    load_weights(*gpt, weights);
+    fprintf(stderr, "model: %s: %d layers, %d heads, %d channels, context %d, vocabulary %d: %zu parameters; recipe %s\n", weights.path.c_str(), s.layers, s.heads, s.channels, s.context, s.vocab, parameters_of(s), recipe.name);
+    return gpt;
+}
 
-    if (exports && is_llmc(c.write_to)) {
-        const Format f = recipe.stored == FP32 ? FP32 : BF16;
-        write_llmc(c.write_to, gpt, f);
-        printf("%s holds llm.c's model in %s\n", c.write_to.c_str(), name_of(f));
-    } else if (exports) {
-        write_safetensors(c.write_to, gpt, weights.tokens, c.tokenizer);
-        printf("%s holds model.safetensors and config.json\n", c.write_to.c_str());
-    } else if (evaluates) {
-        const double loss = evaluate_all(gpt, data.validation, c);
-        const MappedFile file = map_file(c.evaluate);
-        printf("loss %.6f nats per token, perplexity %.4f", loss, std::exp(loss));
-        if (kind_of(file) == TokenFile::text) printf(", %.4f bits per byte", loss * (data.validation.count() - 1) / std::log(2.0) / (file.size - data.decode({data.validation[0]}).size()));
-        printf("; %zu tokens of %s after the first\n", data.validation.count() - 1, c.evaluate.c_str());
-    } else {
-        const double start = seconds_now();
-        write_sample(gpt, data, c);
-        fprintf(stderr, "%d tokens, %.1f per second\n", c.tokens, c.tokens / (seconds_now() - start));
-    }
+template <class T>
+void sample(const Weights& weights, const Config& c) {
+    Data data;
+    data.vocab = weights.shape.vocab;
+    if (!c.tokenizer.empty()) {
+        const auto tokenizer = std::make_shared<const Tokenizer>(load_tokenizer(c.tokenizer));
+        speak(data, tokenizer), data.vocab = tokenizer->size();
+    } else if (weights.tokens == "bytes") speak_bytes(data);
+    check_data(data, c, weights);
+    const auto gpt = loaded<T>(weights, c, 1, c.context, Pass::read);
+    stop_on_signals(); // after a token
+    const double start = seconds_now();
+    const int count = write_sample(*gpt, data, c);
+    fprintf(stderr, "%d tokens, %.1f per second\n", count, count / (seconds_now() - start));
+}
+
+template <class T>
+void evaluate_on_file(const Weights& weights, const Config& c) {
+    const Data data = load_data(c.evaluate, c.evaluate, c.vocab, c.tokenizer); // all of it, on either side
+    check_data(data, c, weights);
+    const Tokens& tokens = data.validation;
+    if (tokens.count() < 2) refuse("--evaluate %s has %zu tokens; expected 2 or more: the first is only read", c.evaluate.c_str(), tokens.count());
+    const size_t predictions = tokens.count() - 1;
+    const int length = (int)std::min<size_t>(c.context, predictions), batch = (int)std::min<size_t>(c.batch, predictions / length);
+    const double loss = evaluate_all(*loaded<T>(weights, c, batch, length, Pass::evaluate), tokens, c);
+    const MappedFile file = map_file(c.evaluate);
+    printf("loss %.6f nats per token, perplexity %.4f", loss, std::exp(loss));
+    if (kind_of(file) == TokenFile::text) printf(", %.4f bits per byte", loss * predictions / std::log(2.0) / (file.size - data.decode({tokens[0]}).size()));
+    printf("; %zu tokens of %s after the first\n", predictions, c.evaluate.c_str());
+}
+
+template <class T>
+void export_weights(const Weights& weights, const Config& c) {
+    const std::string& to = c.write_to;
+    const bool llmc = std::filesystem::path(to).extension() == ".bin";
+    if (!llmc) make_folder(to);
+    const auto gpt = loaded<T>(weights, c, 1, 1, Pass::evaluate);
+    const Format f = gpt->recipe.stored == FP32 ? FP32 : BF16;
+    if (llmc) write_llmc(to, *gpt, f);
+    else write_safetensors(to, *gpt, weights.tokens, map_tokenizer(c.tokenizer));
+    printf("%s holds %s\n", to.c_str(), llmc ? format("llm.c's model in %s", name_of(f)).c_str() : "model.safetensors and config.json");
 }
 
 // ==== main ===========================================================================================================
@@ -148,8 +176,13 @@ int main(int argc, char** argv) try {
         return printf("%s holds report.html and heat.png\n", c.report.c_str()), 0;
     }
 
-    if ((c.evaluate + c.write_to).empty()) stop_on_signals(); // after a step or a token
-    if (!c.from.empty() && c.data.empty() && c.resume.empty()) return with_stored(recipe_named(c.recipe).stored, [&](auto zero) { use<decltype(zero)>(*weights, c); }), 0;
+    if (!c.from.empty() && c.data.empty() && c.resume.empty())
+        return with_stored(recipe_named(c.recipe).stored, [&](auto zero) {
+            using T = decltype(zero);
+            if (!c.evaluate.empty()) evaluate_on_file<T>(*weights, c);
+            else if (!c.write_to.empty()) export_weights<T>(*weights, c);
+            else sample<T>(*weights, c);
+        }), 0;
 
     printf("machine: %s\n", describe_machine().c_str());
     const Data data = load_data(c.data, c.val_data, c.vocab, c.tokenizer);
@@ -161,6 +194,7 @@ int main(int argc, char** argv) try {
            shape.heads, shape.channels, shape.context, shape.vocab, parameters_of(shape));
     print_memory(shape, c);
     check_memory(shape, c);
+    stop_on_signals(); // after a step
     if (c.reference) return train_with_reference(c, shape, data), 0;
     if (c.compare) return train_all_recipes(c, shape, data), 0;
     return train_recipe(c, shape, data), 0;

@@ -2,7 +2,7 @@
 //
 //   path                               holds                                                   Linears    numbers
 //   model.safetensors, or its folder   Hugging Face's GPT-2; its shape is in config.json       (in, out)  F32, F16 or BF16; written: F32
-//   OUT, OUT/model or OUT/step_N       a run of ours: the same files, from its end or else in its newest checkpoint
+//   OUT, OUT/step_N or OUT/model       a run of ours: the same files, in its newest checkpoint, or if there is none from its end
 //   gpt2_124M.bin                      llm.c's, magic 20240326; its shape is in its header     (out, in)  FP32 (version 3) or BF16 (5)
 //
 // Source   github.com/huggingface/transformers, models/gpt2; github.com/karpathy/llm.c, train_gpt2.cu, gpt2_write_to_checkpoint
@@ -159,10 +159,15 @@ inline Weights weights_of_safetensors(const std::string& path, std::shared_ptr<c
     return w;
 }
 
-// The FP32 weights as folder/model.safetensors, with folder/config.json, and a copy of a tokenizer. `tokens`: see Weights.
+// The FP32 weights as folder/model.safetensors, with folder/config.json, and a tokenizer if there is one. `tokens`: see Weights.
 template <class T>
-void write_safetensors(const std::string& folder, const GPT<T>& gpt, const std::string& tokens, const std::string& tokenizer = "") {
-    if (!tokenizer.empty()) copy_tokenizer(tokenizer, folder);
+void write_safetensors(const std::string& folder, const GPT<T>& gpt, const std::string& tokens, const TokenizerFiles& tokenizer = {}) {
+    const Shape& s = gpt.shape;
+    Json config = {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"activation_function", "gelu_new"}, {"n_layer", s.layers}, {"n_head", s.heads}, {"n_embd", s.channels},
+                   {"n_positions", s.context}, {"n_ctx", s.context}, {"vocab_size", s.vocab}, {"layer_norm_epsilon", 1e-5}, {"tie_word_embeddings", true},
+                   {"attn_pdrop", 0.0}, {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"torch_dtype", "float32"}};
+    if (s.vocab <= 50256) config["bos_token_id"] = config["eos_token_id"] = nullptr; // else they would be GPT-2's
+    if (!tokens.empty()) config["tokens"] = tokens;
     std::vector<TensorEntry> tensors;
     for (const Parameter& p : gpt.parameters) tensors.push_back({p.name, Dtype::F32, shape_of(p, true)});
     SafeTensorsWriter file(folder + "/model.safetensors", tensors, {{"format", "pt"}}); // what others look for
@@ -171,14 +176,9 @@ void write_safetensors(const std::string& folder, const GPT<T>& gpt, const std::
         if (is_linear_weight(p)) w = transposed(w, p.rows, p.cols);
         file.write(w.data(), w.size() * sizeof(float));
     }
-    file.commit();
-    const Shape& s = gpt.shape;
-    Json config = {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"activation_function", "gelu_new"}, {"n_layer", s.layers}, {"n_head", s.heads}, {"n_embd", s.channels},
-                         {"n_positions", s.context}, {"n_ctx", s.context}, {"vocab_size", s.vocab}, {"layer_norm_epsilon", 1e-5}, {"tie_word_embeddings", true},
-                         {"attn_pdrop", 0.0}, {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"torch_dtype", "float32"}};
-    if (s.vocab <= 50256) config["bos_token_id"] = config["eos_token_id"] = nullptr; // else they would be GPT-2's
-    if (!tokens.empty()) config["tokens"] = tokens;
     write_whole(folder + "/config.json", config.dump(2) + "\n");
+    write_tokenizer(tokenizer, folder);
+    file.commit(); // last: who finds it finds all
 }
 
 // ==== llm.c ==========================================================================================================
@@ -248,15 +248,14 @@ inline Weights open_weights(const std::string& path) {
     std::error_code error;
     auto there = [&](const char* name) { return fs::exists(fs::path(path) / name, error); };
     if (fs::is_directory(path, error)) {
-        for (const char* name : {"model.safetensors", "model/model.safetensors"})
-            if (there(name)) return open_weights((fs::path(path) / name).string());
-        const std::vector<int> steps = checkpoints_in(path);
+        if (there("model.safetensors")) return open_weights((fs::path(path) / "model.safetensors").string());
+        if (const std::vector<int> steps = checkpoints_in(path); !steps.empty()) return open_weights((checkpoint_at(path, steps.back()) / "model.safetensors").string());
+        if (there("log.jsonl") && there("model/model.safetensors")) return open_weights((fs::path(path) / "model/model.safetensors").string());
         const std::pair<const char*, const char*> hints[] = {{"log.jsonl", ": the run in it has not come to its end"},
                                                              {"model.safetensors.index.json", ": save_pretrained with a larger max_shard_size makes one file of its several"},
                                                              {"pytorch_model.bin", ": save_pretrained makes one of pytorch_model.bin"}};
         const auto hint = std::find_if(std::begin(hints), std::end(hints), [&](auto& h) { return there(h.first); });
-        if (steps.empty()) refuse("%s: has no model.safetensors and no checkpoint step_N in it%s", path.c_str(), hint == std::end(hints) ? "" : hint->second);
-        return open_weights((checkpoint_at(path, steps.back()) / "model.safetensors").string());
+        refuse("%s: has no model.safetensors and no checkpoint step_N in it%s", path.c_str(), hint == std::end(hints) ? "" : hint->second);
     }
     if (!fs::exists(path, error)) refuse("%s: is not there; expected a folder with model.safetensors or step_N in it, or a file of weights", path.c_str());
     const MappedFile file = map_file(path);

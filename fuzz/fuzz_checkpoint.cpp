@@ -44,7 +44,7 @@ struct Run {
         out = pattern;
         gpt.initialise(1), gpt.rules = rules_of(c), gpt.drop_masters(false, 1);
         step(), step();
-        save_checkpoint(out, 1, gpt, Json::object(), c, "bytes");
+        save_checkpoint(out, 1, gpt, Json::object(), c, "bytes", {});
         std::ifstream file(file_of_state(), std::ios::binary);
         state.assign(std::istreambuf_iterator<char>(file), {});
         metadata = SafeTensors(file_of_state()).metadata();

@@ -987,21 +987,21 @@ TEST_CASE("SIGINT and SIGTERM end the step, save, say how to go on, and are no f
 
 TEST_CASE("a second signal ends the program at once, with status 130, and what was saved is whole") {
     Folder f;
-    const Args args = TINY + QUIET + Args{"--recipe", "fp8", "--data", f.write("text", some_text()), "--steps", "100"};
-    REQUIRE(run(args + Args{"--save-every", "100", "--out", f / "whole"}).status == 0);
+    const Args args = TINY + QUIET + Args{"--recipe", "fp8", "--data", f.write("text", some_text()), "--steps", "400"};
+    REQUIRE(run(args + Args{"--save-every", "400", "--out", f / "whole"}).status == 0);
     const Outcome o = run_until(f / "out/step_3/config.json", {"INT", "TERM"}, args + Args{"--save-every", "1", "--keep", "100", "--out", f / "out"});
     CHECK(o.status == 130);
     CHECK(!fs::exists(f / "out/report.html")); // at once
-    REQUIRE(run({"--resume", f / "out", "--save-every", "100"}).status == 0);
-    check_same(f / "whole", f / "out", {"step_100"});
+    REQUIRE(run({"--resume", f / "out", "--save-every", "400"}).status == 0);
+    check_same(f / "whole", f / "out", {"step_400"});
     CHECK(parts_in(f / "out") == 0);
 }
 
 TEST_CASE("a signal during a twin, or a later recipe, says what is finished and what is not") {
     Folder f;
     const std::string text = f.write("text", some_text()), claims = f / "out/claims.json";
-    const Args few = TINY + QUIET + Args{"--data", text, "--steps", "300"};
-    Outcome o = run_until(f / "out/fp32/log.jsonl", {"INT"}, few + Args{"--reference", "--out", f / "out", "--save-every", "300"});
+    const Args few = TINY + QUIET + Args{"--data", text, "--steps", "1000"};
+    Outcome o = run_until(f / "out/fp32/log.jsonl", {"INT"}, few + Args{"--reference", "--out", f / "out", "--save-every", "1000"});
     CHECK(o.status == 0);
     CHECK(o.err == "");
     CHECK(contains(o.out, "stopped by a signal in the twin fp32"));
@@ -1109,7 +1109,7 @@ TEST_CASE("a bit that flipped in a checkpoint's headers is found, or says nothin
         std::string bytes = read(path);
         size_t header = bytes.size();
         if (i >= 3) header = 8 + (unsigned char)bytes[0] + ((size_t)(unsigned char)bytes[1] << 8) + ((size_t)(unsigned char)bytes[2] << 16);
-        const size_t place = rng.bits(2 * i) % header;
+        const size_t place = header * (rng.bits(2 * i) % 4096) / 4096; // clocks make the header longer or shorter by bytes
         bytes[place] ^= (char)(1 << rng.bits(2 * i + 1) % 8);
         std::ofstream(path, std::ios::binary) << bytes;
         const Outcome o = run({"--resume", f / "out"});
@@ -1120,7 +1120,7 @@ TEST_CASE("a bit that flipped in a checkpoint's headers is found, or says nothin
         CHECK((o.status == 0 || o.status == 2));
         found += o.status == 2;
     }
-    CHECK(found >= 14); // config.json has what only others read
+    CHECK(found >= 10); // config.json has what only others read
 }
 
 TEST_CASE("what is no checkpoint, or another model's, is refused by name and both values") {
@@ -1216,9 +1216,51 @@ TEST_CASE("a run that saves no checkpoints leaves its weights all the same; anot
     CHECK(read(r / "out/model/config.json") == read(r / "with checkpoints/step_2/config.json"));
     CHECK(!fs::exists(r / "with checkpoints/model"));
     CHECK(loss_of(r / "out", r / "text") == loss_of(r / "with checkpoints", r / "text"));
-    CHECK(run(same + Args{"--steps", "0", "--out", r / "out"}).status == 0);
-    CHECK(!fs::exists(r / "out/model"));
-    check_refused({"--from", r / "out"}, {"has not come to its end"});
+    CHECK(run(same + Args{"--steps", "0", "--out", r / "not trained"}).status == 0);
+    check_refused({"--from", r / "not trained"}, {"has not come to its end"});
+
+    // A run that was stopped has a checkpoint, which is newer; when it comes to its end, a later one.
+    const std::string before = read(r / "out/model/model.safetensors");
+    fs::remove(r / "out/decisions.jsonl"); // it comes again with the first step
+    CHECK(run_until(r / "out/decisions.jsonl", {"INT"}, same + Args{"--steps", "100000", "--out", r / "out"}).status == 0);
+    CHECK(read(r / "out/model/model.safetensors") == before);
+    int at = 0;
+    for (auto& entry : fs::directory_iterator(r / "out")) sscanf(entry.path().filename().c_str(), "step_%d", &at);
+    REQUIRE(at > 0);
+    CHECK(contains(run({"--from", r / "out", "--tokens", "1"}).err, "/step_" + std::to_string(at) + "/"));
+    const std::string last = std::to_string(at + 2);
+    CHECK(run({"--resume", r / "out", "--steps", last}).status == 0);
+    CHECK(contains(run({"--from", r / "out", "--tokens", "1"}).err, "/step_" + last + "/"));
+
+    // A folder that is no run's is not written over, nor the model that is read.
+    fs::create_directories(r / "mine/model");
+    check_refused(same + Args{"--steps", "1", "--out", r / "mine"}, {"--out", "mine", "no run's"});
+    check_refused({"--from", r / "out", "--data", r / "text", "--out", r / "out"}, {"--out", "--from reads"});
+    check_refused({"--from", r / "with checkpoints/step_2", "--data", r / "text", "--out", r / "mine/../with checkpoints"}, {"--from reads"});
+}
+
+TEST_CASE("a run with a tokenizer goes on to its end, whichever of its checkpoints go, also when the tokenizer has moved") {
+    Run r(QUIET + Args{"--steps", "6", "--save-every", "1", "--keep", "1", "--lr", "0.05", "--warmup", "0"});
+    REQUIRE_GOOD(r);
+    fs::create_directories(r / "tokenizer");
+    r.write("tokenizer/tokenizer.json", TINY_TOKENIZER);
+    const Args args = TINY + QUIET + Args{"--data", r / "text", "--tokenizer", r / "tokenizer", "--save-every", "1"};
+    CHECK(run(args + Args{"--steps", "8", "--out", r / "whole"}).status == 0);
+    CHECK(run(args + Args{"--steps", "2", "--out", r / "part"}).status == 0); // another schedule: not the same weights
+    fs::rename(r / "tokenizer", r / "moved");
+    const Outcome o = run({"--resume", r / "part", "--steps", "8", "--keep", "1"});
+    CHECK_MESSAGE(o.status == 0, o.err);
+    CHECK(read(r / "part/step_8/tokenizer.json") == TINY_TOKENIZER);
+    CHECK(run({"--from", r / "part", "--sample", "the", "--tokens", "3"}).status == 0);
+}
+
+TEST_CASE("what is only said of training is refused where nothing is trained") {
+    Model m;
+    for (const Args& more : {Args{"--lr", "0.1"}, Args{"--save-every", "1"}, Args{"--val-data", "x"}, Args{"--steps", "3"}, Args{"--compare"}, Args{"--reference"}, Args{"--ema", "0.5"}})
+        check_refused(Args{"--from", m / "out"} + more, {more[0] + " ", "trains nothing"});
+    check_refused({"--from", m / "out", "--evaluate", m / "text", "--export", m / "x"}, {"--evaluate and --export"});
+    check_refused({"--from", m / "out", "--evaluate", m / "text", "--sample", "x"}, {"--sample x and --evaluate"});
+    check_refused({"--from", m / "out", "--evaluate", m / "text", "--data", m / "text"}, {"--data and --evaluate"});
 }
 
 TEST_CASE("--from continues a text with nothing else on stdout, the same for the same seed") {
@@ -1289,7 +1331,7 @@ TEST_CASE("a model goes from a run to Hugging Face's format, to llm.c's and back
     REQUIRE(run({"--from", m.folder, "--export", m / "bf16.bin"}).status == 0); // the default recipe
     CHECK(fs::file_size(m / "bf16.bin") - 1024 == (fs::file_size(m.file) - 1024) / 2);
     CHECK(std::fabs(std::stod(loss_of(m / "bf16.bin", tokens)) - std::stod(loss_of(m.file, tokens))) < 0x1p-8); // biases and gains are rounded too
-    check_refused({"--from", m.file, "--evaluate", m / "text"}, {m.file, "does not read text as bytes", "--tokenizer"});
+    check_refused({"--from", m.file, "--evaluate", m / "text"}, {m.file, "reads text as bytes: expected --tokenizer", "--tokenizer"});
 
     check_refused({"--from", m.file, "--export", m / "out"}, {"--export " + (m / "out"), "is a run's folder, with log.jsonl"});
     check_refused({"--from", m.file, "--export", m / "out/step_2"}, {"is a run's folder, with state.safetensors"});
@@ -1311,14 +1353,14 @@ TEST_CASE("--from with options that are not the model's, or with data that are n
     CHECK(run({"--from", from, "--context", "9", "--layers", "1", "--heads", "2", "--channels", "16", "--vocab", "256", "--tokens", "1"}).status == 0); // what is the model's may be said
     check_refused({"--from", from, "--data", m.write("high.bin", shard(500, 300))}, {"high.bin", "token", "outside the vocabulary of 256"});
     check_refused({"--from", from, "--evaluate", m / "high.bin"}, {"high.bin", "outside the vocabulary of 256"});
-    check_refused({"--from", m.file, "--data", text}, {m.file, "does not read text as bytes"});
+    check_refused({"--from", m.file, "--data", text}, {m.file, "reads text as bytes: expected --tokenizer"});
     const std::string tokenizer = m.write("tokenizer.json", TINY_TOKENIZER);
     for (const Args& use : {Args{}, Args{"--data", text}, Args{"--evaluate", text}}) check_refused(Args{"--from", from, "--tokenizer", tokenizer} + use, {"600", "256"});
     check_refused({"--evaluate", text}, {"--evaluate", "--from"});
     check_refused({"--export", m / "x"}, {"--export", "--from"});
     check_refused({"--from", from, "--evaluate", text, "--export", m / "x"}, {"--evaluate and --export", "one of them"});
     check_refused({"--from", from, "--evaluate", text, "--data", text}, {"one of them"});
-    for (const Args& training : {Args{"--steps", "3"}, Args{"--compare"}, Args{"--reference"}}) check_refused(Args{"--from", from} + training, {"--from " + from, training[0], "expected --data"});
+    for (const Args& training : {Args{"--steps", "3"}, Args{"--compare"}, Args{"--reference"}}) check_refused(Args{"--from", from} + training, {"--from " + from, training[0], "trains nothing"});
     check_refused({"--from", m / "nowhere"}, {"nowhere", "is not there"});
     check_refused({"--from", m.path.string()}, {"has no model.safetensors and no checkpoint"});
     check_refused({"--from", text}, {"config.json", "No such file", "shape of " + text});
@@ -1373,7 +1415,7 @@ TEST_CASE("a run with --tokenizer keeps it with its weights: --from alone reads 
         CHECK(contains(said, " bits per byte; "));
         CHECK(!contains(said, "2999 tokens")); // merges make fewer
     }
-    check_refused({"--from", f / "x", "--tokenizer", "", "--evaluate", text}, {"does not read text as bytes"}); // none
+    check_refused({"--from", f / "x", "--tokenizer", "", "--evaluate", text}, {"reads text as bytes: expected --tokenizer"}); // none
     f.write("x/tokenizer.json", "{}");
     check_refused({"--from", f / "x", "--sample", "the cat"}, {"x/tokenizer.json"});
     CHECK(run({"--from", f / "x", "--tokenizer", "", "--tokens", "2"}).status == 0); // as numbers
